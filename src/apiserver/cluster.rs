@@ -1,4 +1,4 @@
-//! Which cluster the kubeconfig names, and what its API server shows of the node, for [`crate::core::cluster`].
+//! Reads the cluster that the kubeconfig names, and the node as its API server has it, for [`crate::core::cluster`].
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,10 +1,10 @@
-//! Whether the API server answers: one shared fact, written by every request, read by whoever waits.
+//! Reachability of the API server: shared state that every request writes and any waiter reads.
 
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// How the newest request ended.
+/// Outcome of the newest request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reachability {
     /// Nothing was tried yet.
@@ -63,12 +63,12 @@ impl Connection {
         }
     }
 
-    /// How it is now.
+    /// Returns the current state.
     pub fn now(&self) -> Reachability {
         self.0.borrow().now.clone()
     }
 
-    /// Whether it answered at least once in this life of the agent.
+    /// Returns whether the server answered at least once in this run of the agent.
     pub fn ever_answered(&self) -> bool {
         self.0.borrow().ever
     }

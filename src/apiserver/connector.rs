@@ -33,9 +33,9 @@ const WATCHES_PER_CONNECTION: usize = 80;
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(15);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a body may be silent.
+/// Longest silence within a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a watch lasts when the request does not say.
+/// Duration of a watch if the request names none.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The header with the token of the moment, which can be exchanged while requests go on; empty when the credentials
@@ -216,7 +216,7 @@ where
     }
 }
 
-/// How long a watch may be silent at most; `None` when `query` is not that of a watch.
+/// Returns the longest silence that a watch may have; `None` if `query` does not start a watch.
 pub(super) fn watch_timeout(query: &str) -> Option<Duration> {
     let mut watches = false;
     let mut timeout = WATCH_TIMEOUT;
@@ -233,7 +233,7 @@ pub(super) fn watch_timeout(query: &str) -> Option<Duration> {
     watches.then_some(timeout.saturating_add(BODY_TIMEOUT))
 }
 
-/// Why a response ended early.
+/// Reason why a response ended early.
 #[derive(Debug, thiserror::Error)]
 enum BodyError {
     #[error("nothing came from the API server for {0:?}")]

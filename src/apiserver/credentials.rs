@@ -1,4 +1,4 @@
-//! Who the node is to the API server: found at start, watched on disk, asked for and renewed.
+//! Credentials of the node for the API server: finds them at the start, watches their files, requests and renews them.
 
 mod introduction;
 
@@ -25,10 +25,10 @@ use crate::types::pace::Pace;
 use crate::types::time::Clock;
 use crate::types::{Event, EventRecorder, EventType, blocking, causes};
 
-/// How often the files are looked at.
+/// Poll interval of the files.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// What is told at a pace of its own.
+/// Keys of the log back-off.
 const PLUGIN: &str = "exec plugin";
 const KUBECONFIG: &str = "kubeconfig";
 
@@ -49,7 +49,7 @@ pub struct Credentials {
     seen: Seen,
     /// Error of the kubeconfig as it is now.
     unusable: Option<String>,
-    /// What the files looked like whose credentials are used; empty when they are not.
+    /// Fingerprints of the files whose credentials are in use; empty if none are.
     taken: Seen,
     /// When the exec plugin is run.
     turns: Turns,
@@ -57,7 +57,7 @@ pub struct Credentials {
     installed: Option<Option<Identity>>,
     /// The credentials of files that were refused and looked for again.
     looked_for: u64,
-    /// How often a plugin that fails is told.
+    /// Log back-off of a plugin that fails.
     pace: Pace,
     /// It was said that the server is not verified.
     insecure_told: bool,
@@ -261,7 +261,7 @@ impl Credentials {
         run(move || load(&path, newer.as_deref())).await
     }
 
-    /// What the credentials' files look like now.
+    /// Returns the current fingerprints of the credentials' files.
     async fn look(&self) -> Result<Seen, ApiError> {
         let files = match &self.loaded {
             Some(loaded) => loaded.files.clone(),
@@ -299,7 +299,7 @@ impl Credentials {
         Ok(())
     }
 
-    /// Whether only the token of a file is another than when the credentials were taken.
+    /// Returns whether, since the credentials were loaded, only the file with the token has changed.
     fn is_token_only(&self, loaded: &Loaded) -> bool {
         let Some(old) = &self.loaded else {
             return false;

@@ -27,10 +27,10 @@ use sha2::{Digest, Sha256};
 
 use super::failure::{pause, retry_after};
 
-/// How often a request that is not approved is looked at.
+/// Shortest and longest poll interval of a request that is not approved.
 const POLL: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
 
-/// What a certificate is for.
+/// Purpose of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// The node shows the API server who it is.
@@ -90,7 +90,7 @@ impl Purpose {
     }
 }
 
-/// Why there is no certificate.
+/// Reason why there is no certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum CsrError {
     /// A file cannot be written.
@@ -333,7 +333,8 @@ async fn wait(
     }
 }
 
-/// Whether the server is away or busy, and no more. Whatever else it says of the request is told.
+/// Returns whether an error only means that the server is unreachable or busy. Every other answer about the request is
+/// reported.
 fn is_transient(error: &kube::Error) -> bool {
     match error {
         kube::Error::Api(status) => matches!(status.code, 429 | 500 | 502 | 503 | 504),
@@ -373,7 +374,7 @@ fn outcome_of(name: &str, found: &CertificateSigningRequest) -> Result<Option<Ve
     Ok(chain.filter(|chain| !chain.is_empty()))
 }
 
-/// Whether the first certificate of `chain` is for `key`.
+/// Returns whether the first certificate of `chain` is for `key`.
 fn certifies(chain: &[u8], key: &KeyPair) -> bool {
     x509_parser::pem::Pem::iter_from_buffer(chain)
         .filter_map(Result::ok)

@@ -1,8 +1,8 @@
-//! What a failed request means to whoever made it, and how long to wait before the next.
+//! Classifies failed requests for their callers, and computes the pause before the next try.
 
 use std::time::Duration;
 
-/// Why a request failed, as far as it decides what to do next.
+/// Kind of failure, as far as it determines the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// 404: the object, or the namespace it is to be in, does not exist.
@@ -32,7 +32,7 @@ impl Failure {
     }
 }
 
-/// What the server asks for in `Retry-After`.
+/// Returns the pause that the server requests with `Retry-After`.
 pub fn retry_after(error: &kube::Error) -> Option<Duration> {
     match error {
         kube::Error::Api(status) if matches!(status.code, 429 | 503) => {

@@ -16,7 +16,7 @@ use crate::core::credentials::Validity;
 
 mod document;
 
-/// What a kubeconfig says. Printed without secrets.
+/// Resolved content of a kubeconfig. Its debug output has no secrets.
 #[derive(Clone)]
 pub(super) struct Loaded {
     /// Without what is beside it: proxy, plugin, and the token of a file.
@@ -31,11 +31,11 @@ pub(super) struct Loaded {
     pub(super) names: String,
     /// The client certificate's life, when there is one.
     pub(super) life: Option<Life>,
-    /// What changes when the credentials change.
+    /// Files that change when the credentials change.
     pub(super) files: Vec<PathBuf>,
-    /// Which of them has the token.
+    /// Index of the file with the token.
     pub(super) token_file: Option<usize>,
-    /// What they looked like before they were read; empty when they were other files each time.
+    /// Fingerprints of the files from before they were read; empty if they changed with every read.
     pub(super) seen: Seen,
 }
 
@@ -85,7 +85,7 @@ pub(super) struct Life {
 }
 
 impl Life {
-    /// That of the first certificate in `pem`.
+    /// Returns the validity of the first certificate in `pem`.
     pub(super) fn of_pem(pem: &[u8]) -> Option<Self> {
         let first = x509_parser::pem::Pem::iter_from_buffer(pem)
             .filter_map(Result::ok)
@@ -102,7 +102,7 @@ impl Life {
         now >= self.until
     }
 
-    /// What is wrong with it at `now`, in words.
+    /// Describes why the certificate is not valid at `now`; `None` if it is.
     pub(super) fn complaint(self, now: i64) -> Option<String> {
         if self.expired(now) {
             Some(format!(
@@ -178,7 +178,7 @@ pub(super) fn server_of(path: &Path) -> Option<String> {
     cluster.cluster?.server
 }
 
-/// What the kubeconfig `file` says, which is at `path`. Reads the files that it names.
+/// Resolves the kubeconfig `file`, which was read from `path`. Reads the files that it names.
 pub(super) fn resolve(
     path: &Path,
     file: Kubeconfig,
@@ -317,7 +317,7 @@ fn join_lines(cluster: &mut Cluster, auth: &mut AuthInfo) {
     }
 }
 
-/// Who the node is, as far as the client does not see to it.
+/// Parts of the node's identity that the HTTP client does not handle itself.
 struct User {
     life: Option<Life>,
     plugin: Option<Plugin>,
@@ -562,10 +562,10 @@ fn token(auth: &mut AuthInfo) -> Result<Option<HeaderValue>, String> {
     }
 }
 
-/// What distinguishes one state of some files from another: time, size and number of each.
+/// Fingerprints of some files: modification time, size and inode of each.
 pub(super) type Seen = Vec<Option<(u128, u64, u64)>>;
 
-/// What `files` look like. Blocking.
+/// Returns the fingerprints of `files`. Blocking.
 pub(super) fn fingerprint(files: &[PathBuf]) -> Seen {
     use std::os::unix::fs::MetadataExt;
     let of = |path: &PathBuf| {

@@ -14,7 +14,7 @@ use super::kubeconfig::{Loaded, certificate, load};
 /// Name of the systemd credential.
 const CREDENTIAL: &str = "holdfast.lifeline";
 
-/// Where the lifeline's kubeconfig is.
+/// Location of the lifeline's kubeconfig.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lifeline {
     path: PathBuf,

@@ -1,4 +1,4 @@
-//! How many requests per second go out: a token bucket in which everybody waits in the order of arrival.
+//! Limits the requests per second: a token bucket that serves callers in the order of their arrival.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 #[derive(Debug)]
 pub(super) struct Limiter {
     interval: Duration,
-    /// How far ahead of its due time a request may go.
+    /// Time by which a request may precede its due time.
     ahead: Duration,
     /// When the next request would go if none might go ahead.
     due: Mutex<Instant>,

@@ -112,18 +112,18 @@ impl ApiClient {
         self.client.clone()
     }
 
-    /// Whether the API server answers.
+    /// Returns the reachability of the API server.
     pub fn connection(&self) -> &Connection {
         &self.connection
     }
 
-    /// How the node stands with its credentials.
+    /// Returns the status of the node's credentials.
     pub fn standing(&self) -> &Standing {
         &self.standing
     }
 }
 
-/// How the API server is reached.
+/// Settings for the connection to the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiSettings {
     /// `--kubeconfig`; none for static pods only.
@@ -134,9 +134,9 @@ pub struct ApiSettings {
     pub lifeline: Option<Lifeline>,
     /// `--cert-dir`.
     pub cert_dir: PathBuf,
-    /// Whose certificate is asked for.
+    /// Name of the node whose certificate is requested.
     pub node_name: String,
-    /// Whether it is renewed before it expires.
+    /// True if the certificate is renewed before it expires.
     pub rotate_certificates: bool,
     /// Requests per second, without leases.
     pub qps: u32,
@@ -162,7 +162,7 @@ impl From<&AgentConfig> for ApiSettings {
     }
 }
 
-/// Why the API server cannot be reached with what the node was given.
+/// Reason why the node's files give no access to the API server.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
     /// The file is not there or may not be read.
@@ -203,12 +203,12 @@ pub enum ApiError {
         /// Those in it.
         known: String,
     },
-    /// What it says cannot be used.
+    /// A value in it cannot be used.
     #[error("kubeconfig {names}: {problem}")]
     Unusable {
         /// File, context, cluster and user.
         names: String,
-        /// What is wrong.
+        /// Description of the error.
         problem: String,
     },
     /// Its exec plugin gives no credentials.

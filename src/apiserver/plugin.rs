@@ -24,9 +24,9 @@ use tokio::process::Command;
 
 use super::kubeconfig::{Life, bearer};
 
-/// How long a plugin may take.
+/// Deadline of a plugin's run.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// What is read of its standard error once it has ended and somebody else holds it open.
+/// Time for reading the rest of the plugin's standard error after its exit, if another process holds it open.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 /// Most that it may print.
 const LONGEST_ANSWER: u64 = 1 << 20;
@@ -70,7 +70,7 @@ pub(super) enum Missing {
     InPath(String),
 }
 
-/// Who the node is, as a plugin says. Printed without secrets.
+/// Credentials that a plugin returned. Their debug output has no secrets.
 #[derive(Clone)]
 pub(super) struct Given {
     /// The header with the token.
@@ -103,7 +103,7 @@ impl std::fmt::Debug for Given {
 #[error("run the exec plugin {command}: {what}{}", said(stderr))]
 pub(super) struct PluginError {
     command: String,
-    /// What went wrong; the same for the same cause.
+    /// Description of the failure; the same text for the same cause.
     pub(super) what: String,
     stderr: String,
     #[source]
@@ -298,7 +298,7 @@ impl Plugin {
         Err((format!("it ended with {status}"), None))
     }
 
-    /// What it has printed, understood.
+    /// Parses the plugin's standard output.
     pub(super) fn read(&self, stdout: &[u8]) -> Result<Given, String> {
         let answer = parse(stdout)?;
         if answer.kind != KIND || answer.api_version != self.version {
@@ -378,7 +378,7 @@ fn shown(word: &str) -> String {
     }
 }
 
-/// What a plugin is told about the cluster.
+/// Returns the cluster as a plugin gets it.
 fn cluster_info(cluster: &Cluster) -> Result<Value, String> {
     let mut info = Map::new();
     let mut put = |key: &str, value: Option<Value>| {

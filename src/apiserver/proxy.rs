@@ -1,4 +1,4 @@
-//! Which proxy stands before the API server: that of the kubeconfig, or that of the environment.
+//! Selects the proxy for the API server: that of the kubeconfig, or that of the environment.
 //!
 //! In: `proxy-url`, the server's address, the environment. Out: [`Proxy`], or none. As upstream's clientcmd
 //! (`parseProxyURL`) and the environment's rules of Go (`httpproxy`), which kubectl and the kubelet follow.
@@ -13,7 +13,7 @@ use hyper::http::Uri;
 /// SOCKS has one byte for the length of a name or password.
 const SOCKS_LONGEST: usize = 255;
 
-/// How a proxy is spoken to.
+/// Protocol of a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// `CONNECT`.
@@ -175,7 +175,8 @@ pub(super) fn choose(
     }
 }
 
-/// Whether the environment's proxy is passed by: the server is this machine, or one of `exceptions` (`NO_PROXY`).
+/// Returns whether the environment's proxy is bypassed: the server is this machine, or matches one of `exceptions`
+/// (`NO_PROXY`).
 fn bypassed(exceptions: &str, server: &Uri) -> bool {
     let default_port = if server.scheme_str() == Some("http") {
         80
@@ -195,8 +196,9 @@ fn bypassed(exceptions: &str, server: &Uri) -> bool {
         .any(|one| excepts(&one, host, ip, port))
 }
 
-/// Whether one entry of `NO_PROXY` means this host: `*`, an address, a network, a domain with all below it, or
-/// with a dot or `*.` in front only what is below it; all but networks may have a port.
+/// Returns whether an entry of `NO_PROXY` matches this host. An entry is `*`, an address, a network, or a domain. A
+/// domain includes its subdomains; with a dot or `*.` in front, it matches only those. All but networks may have a
+/// port.
 fn excepts(entry: &str, host: &str, ip: Option<IpAddr>, port: u16) -> bool {
     match entry {
         "" => return false,

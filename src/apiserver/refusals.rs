@@ -1,8 +1,8 @@
-//! Which refusals (403) of the API server are worth an error in the log, and from when on.
+//! Decides which refusals (403) of the API server are logged as an error, and after which time.
 //!
-//! The node authoriser lets a node have what its pods refer to, and learns of nodes, pods and objects by watching. A node
-//! that has just joined, or to which a pod has just been bound, may ask before the authoriser has seen that: it is
-//! refused for a moment, and all is well. Rights that follow from the node's name alone are there from the beginning.
+//! The node authorizer permits a node to read what its pods refer to. It learns of nodes, pods and objects by watching.
+//! A node that has just joined, or that has just got a pod, may send requests before the authorizer has seen that. It
+//! is refused for a moment, which is harmless. Rights that follow from the node's name alone exist from the beginning.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,14 +11,14 @@ use hyper::http::Uri;
 
 use crate::types::time::Stamp;
 
-/// How long a request that may be ahead of the authoriser is refused before that is an error.
+/// Time for which a request that may be ahead of the authorizer is refused before that counts as an error.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// A request that was not refused for so long begins anew. Longer than the pauses between retries.
 const FORGET: Duration = Duration::from_secs(300);
 /// Most requests that are told apart, those that are errors and those that are not yet.
 const MAX_REFUSALS: usize = 64;
 
-/// How a refusal is to be logged.
+/// Log level of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Report {
     /// As what passes by itself.
@@ -115,7 +115,7 @@ impl Refusals {
     }
 }
 
-/// Whether the right to `request` follows from what the server has seen of the node and its pods. Upstream's
+/// Returns whether the right to `request` depends on the nodes and pods that the server has seen. Upstream's
 /// `NodeAuthorizer.Authorize`, and of the admission plugin NodeRestriction the check of a mirror pod's owner.
 fn follows_from_pods(request: &str) -> bool {
     matches!(

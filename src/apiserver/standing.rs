@@ -1,5 +1,5 @@
-//! How the node stands with its credentials: one shared fact, written by [`super::Credentials`], read by whoever shows
-//! it or waits for others.
+//! Status of the node's credentials: shared state that [`super::Credentials`] writes. Its readers report it, or wait
+//! for other credentials.
 
 use std::sync::Arc;
 

@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::{ApiClient, Connection};
 
-/// What the model holds and does.
+/// State and behavior of the model.
 #[derive(Default)]
 pub(crate) struct Model {
     /// Objects by path, as `/api/v1/namespaces/default/pods/web`.
@@ -90,7 +90,7 @@ impl FakeApi {
         })
     }
 
-    /// How many requests of a verb there were.
+    /// Returns the number of requests with a verb.
     pub(crate) fn count(&self, verb: &str) -> usize {
         self.with(|model| model.log.iter().filter(|l| l.starts_with(verb)).count())
     }

@@ -738,7 +738,7 @@ async fn what_is_in_flight_with_exchanged_credentials_ends() {
     assert!(ended.is_none_or(|event| event.is_err()), "the watch ended");
 }
 
-/// What is written while the credentials are read is never missed: what they looked like is of before.
+/// A change of a file during the read of the credentials is never missed, since the fingerprints were taken before.
 #[test]
 fn what_the_files_looked_like_is_of_before_they_were_read() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! What every request passes: the rate limit, the deadline, the report whether the server answered, and the
-//! connections of the credentials of the moment, which can be exchanged while requests go on.
+//! Layer that every request passes: the rate limit, the deadline, the report of the server's reachability, and the
+//! connections of the current credentials, which can be exchanged while requests run.
 
 use std::error::Error as StdError;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,10 +27,10 @@ use crate::core::credentials::MAX_SKEW;
 use crate::types::metrics::{Metrics, RequestLabel, RequestTimeLabel};
 use crate::types::time::{Clock, Stamp};
 
-/// How long the server has for the head of its answer.
+/// Deadline for the head of the server's answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Why a request did not reach the server.
+/// Reason why a request did not reach the server.
 #[derive(Debug, thiserror::Error)]
 enum SendError {
     #[error("the node has no credentials yet")]
@@ -48,7 +48,7 @@ struct Generation {
     _open: DropGuard,
 }
 
-/// Where credentials come from and where they lead.
+/// Origin of credentials, and the server that they are for.
 #[derive(Clone)]
 struct Origin {
     names: String,
@@ -56,7 +56,7 @@ struct Origin {
     life: Option<Life>,
 }
 
-/// What was told already, so that it is not told with every request.
+/// States that were already logged, so that they are not logged with every request.
 #[derive(Default)]
 struct Told {
     unauthorized: bool,
@@ -72,7 +72,7 @@ pub(super) struct Transport {
     clock: Arc<dyn Clock>,
     metrics: Metrics,
     told: Mutex<Told>,
-    /// What the server's clock said last, in seconds since 1970, and when.
+    /// Time of the server's clock in its newest answer, in seconds since 1970, and the arrival of that answer.
     server_time: Mutex<Option<(i64, Stamp)>>,
     /// Counts credentials; that of the current ones.
     serial: AtomicU64,
@@ -181,7 +181,7 @@ impl Transport {
         drop(refused.wait_for(current).await);
     }
 
-    /// Which credentials these are; others have another number.
+    /// Returns the number of the current credentials. Each set of credentials has its own number.
     pub(super) fn serial(&self) -> u64 {
         self.serial.load(Ordering::SeqCst)
     }
@@ -191,7 +191,7 @@ impl Transport {
         self.current.load().is_some()
     }
 
-    /// How the newest request ended.
+    /// Returns the outcome of the newest request.
     pub(super) fn reachability(&self) -> Reachability {
         self.connection.now()
     }

@@ -21,14 +21,14 @@ use tower::{BoxError, Service, ServiceExt};
 
 use super::proxy::{Kind, Proxy};
 
-/// How long a proxy has from the first byte to the connection. Shorter than a request has.
+/// Deadline of a proxy, from the first byte to the connection. Shorter than that of a request.
 const TUNNEL_TIMEOUT: Duration = Duration::from_secs(20);
 /// Most of a proxy's answer that is read.
 const LONGEST_HEAD: usize = 16 * 1024;
 /// Most of it that is told.
 const TOLD: usize = 120;
 
-/// Why there is no way through a proxy.
+/// Reason why the proxy gives no connection.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TunnelError {
     #[error("reach the proxy {proxy}")]
@@ -241,7 +241,7 @@ mod tests {
             .unwrap()
     }
 
-    /// What becomes of a proxy that answers so.
+    /// Returns the results for a proxy that answers with `bytes`.
     async fn answered(bytes: &[u8]) -> (Result<(), String>, String) {
         let (near, mut far) = tokio::io::duplex(64 * 1024);
         far.write_all(bytes).await.unwrap();

@@ -14,7 +14,7 @@ const REFUSED: Duration = Duration::from_secs(1);
 /// Between two runs that failed, at first.
 const FAILED: Duration = Duration::from_secs(2);
 const LONGEST: Duration = Duration::from_secs(120);
-/// What lasts so long before it is refused was good.
+/// Credentials that the server accepted for so long count as good.
 const GOOD: Duration = Duration::from_secs(300);
 
 /// The runs of one plugin.
@@ -52,18 +52,18 @@ impl Turns {
         }
     }
 
-    /// Whether it is known that it is to be run.
+    /// Returns whether a run is needed.
     pub(super) fn wanted(&self) -> bool {
         self.wanted
     }
 
-    /// Whether it is to be run now.
+    /// Returns whether a run is due now.
     pub(super) fn due(&self, now: Instant, wall: i64) -> bool {
         (self.wanted || self.renewal.is_some_and(|at| wall >= at))
             && self.not_before.is_none_or(|at| now >= at)
     }
 
-    /// How long nothing is to be done, if nothing happens.
+    /// Returns the time until the next run is due, if nothing else happens.
     pub(super) fn rest(&self, now: Instant, wall: i64) -> Duration {
         let until = |at: Instant| at.saturating_duration_since(now);
         let earliest = self.not_before.map_or(Duration::ZERO, until);

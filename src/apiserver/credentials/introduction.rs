@@ -1,5 +1,5 @@
-//! How a node without a good certificate gets one: by the bootstrap kubeconfig, or else by the lifeline. What is next is
-//! decided in [`crate::core::credentials`].
+//! Gets a certificate for a node that has no valid one: with the bootstrap kubeconfig, or else with the lifeline. What
+//! is next is decided in [`crate::core::credentials`].
 //!
 //! Both are tried in rounds: a round ends when one of them has given a certificate, or none is left. A file of theirs
 //! that changes begins another round at once.
@@ -25,18 +25,18 @@ use crate::core::credentials::{
 use crate::types::time::Stamp;
 use crate::types::{Event, EventType};
 
-/// How long one of two waits for an answer before the other is tried, and any of them before that is shown.
+/// Time that a source has to answer before the other one is tried, and before the delay is reported.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Between two times that the same trouble is logged and emitted as an event.
 const SAY_AGAIN: Duration = Duration::from_secs(3600);
-/// How long a clock that is wrong after a boot has to be set before that is logged.
+/// Time that a clock that is wrong after a boot has to be set before that is logged.
 const SET_CLOCK: Duration = Duration::from_secs(60);
-/// How often the lifeline is checked while nobody needs it.
+/// Interval of checks of a lifeline that is not needed.
 const CHECK: Duration = Duration::from_secs(86_400);
-/// How long before its end a lifeline is to be replaced, in seconds.
+/// Time before its expiry at which a lifeline should be replaced, in seconds.
 const LIFELINE_MARGIN: i64 = 30 * 86_400;
 
-/// Who asks for a certificate in the node's place.
+/// Source of credentials for requesting the node's certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Introducer {
     Bootstrap,
@@ -44,7 +44,7 @@ pub(super) enum Introducer {
 }
 
 impl Introducer {
-    /// What is logged at a pace of its own.
+    /// Returns the key of the log back-off.
     const fn asking(self) -> &'static str {
         match self {
             Self::Bootstrap => "asking by the bootstrap kubeconfig",
@@ -53,12 +53,12 @@ impl Introducer {
     }
 }
 
-/// How an introducer fares in this round.
+/// State of a source in this round.
 #[derive(Debug, Default)]
 struct Attempt {
     path: Option<PathBuf>,
     source: Source,
-    /// Why it failed last.
+    /// Error of its last try.
     why: String,
 }
 
@@ -88,16 +88,16 @@ impl Attempt {
     }
 }
 
-/// What is known of the introducers, and what was said of their trouble.
+/// State of both sources, and the last message about their failures.
 #[derive(Debug, Default)]
 pub(super) struct Introduction {
     bootstrap: Attempt,
     lifeline: Attempt,
-    /// What their files looked like; `None` before the first look.
+    /// Fingerprints of their files; `None` before the first poll.
     seen: Option<Seen>,
-    /// Who made the request that is not answered yet.
+    /// Source whose request is not answered yet.
     pending: Option<Introducer>,
-    /// What was said last, without what changes by itself, and when.
+    /// Last message, without its variable parts, and its time.
     said: Option<(String, Stamp)>,
     /// When the lifeline was checked.
     checked: Option<Stamp>,
@@ -133,7 +133,7 @@ impl Introduction {
     }
 }
 
-/// How asking for a certificate ended.
+/// Outcome of a request for a certificate.
 enum Asked {
     /// The certificate is in use.
     Taken,
@@ -167,7 +167,7 @@ impl Credentials {
         }
     }
 
-    /// Whether the node's own certificate does not do.
+    /// Returns whether the node's own certificate is missing or not valid.
     fn needs_introduction(&self) -> bool {
         let asked = Situation {
             bootstrap: Source::Ready,
@@ -176,7 +176,7 @@ impl Credentials {
         next(&asked) == Next::Bootstrap
     }
 
-    /// Whether there is nothing to ask for: neither a pause nor what was said counts any more then.
+    /// Returns whether no certificate is to be requested. If so, pauses and earlier messages no longer count.
     pub(super) fn asks_nobody(&self) -> bool {
         matches!(next(&self.situation()), Next::Use | Next::WaitForClock)
     }
@@ -479,7 +479,7 @@ impl Credentials {
         Ok(Asked::Taken)
     }
 
-    /// Whether the other introducer may be tried in this round, too.
+    /// Returns whether the other source may still be tried in this round.
     fn other_is_ready(&self, who: Introducer) -> bool {
         let mut situation = self.situation();
         match who {
@@ -553,8 +553,8 @@ async fn build(loaded: &Loaded, open: CancellationToken) -> Result<kube::Client,
     .await
 }
 
-/// Why there is no certificate: what the server said, if it said something, without the path, which is shown beside it,
-/// and without what differs each time.
+/// Returns the reason why there is no certificate: the server's answer, if there is one. Without the path, which is
+/// shown beside it, and without parts that differ each time.
 fn reason(error: &ApiError, now: i64) -> String {
     match error {
         ApiError::Read { source, .. } => return source.to_string(),

@@ -1,4 +1,4 @@
-//! What is told of the server's answers, and how often.
+//! Log lines about the server's answers, and their frequency.
 
 use std::io::Write;
 
@@ -18,7 +18,7 @@ impl Write for Log {
 }
 
 impl Log {
-    /// What is logged on this thread until the guard goes.
+    /// Captures the log of this thread until the guard is dropped.
     fn begin(&self) -> tracing::subscriber::DefaultGuard {
         let writer = self.clone();
         let subscriber = tracing_subscriber::fmt()

@@ -9,7 +9,7 @@ use super::*;
 use crate::types::EventRecorder;
 use crate::types::events::MemoryRecorder;
 
-/// What each bearer asked for: the method and the path.
+/// Requests per bearer: method and path.
 type Asked = Arc<Mutex<Vec<(String, String)>>>;
 
 /// A signer that knows some bearers only.
