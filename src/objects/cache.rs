@@ -28,15 +28,15 @@ use super::refs::{Kind, ObjectKey};
 use super::{ObjectChange, ObjectError};
 use crate::apiserver::{ApiClient, Reachability};
 
-/// How long a reader waits at least for the API server when there is a copy on record.
+/// Shortest time that a reader waits for the API server if a copy is recorded.
 const RECORD_PATIENCE: Duration = Duration::from_secs(1);
 /// The same, counted from the begin of the watch: after a start everything is asked for at once.
 const RECORD_WARMUP: Duration = Duration::from_secs(5);
-/// How long a reader waits at least when nothing is known.
+/// Shortest time that a reader waits if nothing is known.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The same, counted from the begin of the watch.
 const WARMUP: Duration = Duration::from_secs(10);
-/// How often a reader that waits looks whether the connection was lost.
+/// Interval at which a waiting reader checks for a lost connection.
 const LOOK: Duration = Duration::from_millis(250);
 /// First and longest pause after a failure. The first is short: the authoriser may not know of a pod yet.
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
@@ -68,7 +68,7 @@ pub(super) trait Watched:
         strip(self.meta_mut());
     }
 
-    /// Whether a pod sees no difference between the two.
+    /// Returns whether both look the same to a pod.
     fn same(&self, other: &Self) -> bool;
 }
 
@@ -129,7 +129,7 @@ pub(super) fn strip(metadata: &mut ObjectMeta) {
     };
 }
 
-/// Why the newest request failed.
+/// Reason why the newest request failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Trouble {
     /// The API server said no.
@@ -172,14 +172,14 @@ impl Trouble {
     }
 }
 
-/// What is known of something.
+/// Known state of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Known<T> {
     /// Nothing yet.
     Nothing,
     /// A copy of an earlier life of the agent.
     Recorded(T),
-    /// What the API server said.
+    /// The API server's answer.
     Live(T),
 }
 
@@ -188,7 +188,7 @@ struct Slot<T> {
     trouble: Option<Trouble>,
 }
 
-/// What readers wait on.
+/// Shared state that readers wait for.
 pub(super) struct Cell<T> {
     /// For errors: kind and `namespace/name`.
     kind: &'static str,
@@ -219,7 +219,7 @@ impl<T: Clone> Cell<T> {
         }
     }
 
-    /// What is known, at once.
+    /// Returns the known state, at once.
     pub(super) fn known(&self) -> Known<T> {
         self.slot.borrow().known.clone()
     }
@@ -374,7 +374,7 @@ pub(super) async fn follow_object<K: Watched>(
     }
 }
 
-/// What the API server said of an object, for readers and for the record.
+/// Passes the API server's answer about an object to its readers, and to its record if `remember`.
 pub(super) fn take_answer<K: Watched>(
     ctx: &Context,
     key: &ObjectKey,

@@ -1,9 +1,9 @@
-//! What claims are told of volumes that grow, in their status.
+//! Reports the expansion of volumes in the status of their claims.
 //!
-//! In: a claim and what became of its volume. Out: a patch of what differs, for the very version of the claim that was
-//! looked at. A claim that is gone needs no status.
+//! In: a claim and the result of its volume's expansion. Out: a patch with the differences, for exactly the version of
+//! the claim that was read. A deleted claim needs no status.
 //!
-//! **Invariant:** nothing is written that the claim says already; conditions of others stay.
+//! **Invariant:** only differences are written; conditions of others stay.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use super::refs::{Kind, ObjectKey};
 use super::{ObjectError, Objects};
 use crate::core::volumes::growth::{CONDITIONS, IN_PROGRESS, INFEASIBLE, NODE_ERROR};
 
-/// How long an answer may take.
+/// Deadline of a request.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 impl Objects {

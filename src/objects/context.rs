@@ -1,4 +1,4 @@
-//! What every part of the cache shares, and how objects become records and come back.
+//! State that all parts of the cache share, and the conversion of objects to records and back.
 //!
 //! A record of table `objects` has the key `<plural>/<namespace>/<name>` (`services` one per service, `clustertrustbundles` without namespace), or
 //! `tokens/<namespace>/<pod uid>/<hash>`. Its data is the object as JSON; of secrets, tokens and certificates of pods what
@@ -39,7 +39,7 @@ pub(super) struct Context {
     /// Keys of records that may differ from what is known.
     dirty: Mutex<BTreeSet<String>>,
     pub(super) wake: Notify,
-    /// How many claims are asked for.
+    /// Number of claims that are polled.
     pub(super) claims: AtomicUsize,
 }
 

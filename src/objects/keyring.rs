@@ -41,7 +41,7 @@ const FILE_LIMIT: u64 = 1 << 20;
 const HEAD: &str =
     "# Keys for secrets on disk, the active one first. `holdfast keys` looks after this file.\n";
 
-/// Which key: derived from the key itself.
+/// ID of a key, derived from the key itself.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KeyId(pub [u8; 8]);
 
@@ -135,13 +135,13 @@ impl Key {
     }
 }
 
-/// What is wrong with a line of a key file.
+/// Error in a line of a key file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {what}")]
 pub struct BadLine {
     /// Counted from 1; 0 when it is about the file as a whole.
     pub line: usize,
-    /// What is wrong; names no key.
+    /// Description of the error. It contains no key.
     pub what: &'static str,
 }
 
@@ -243,7 +243,7 @@ fn parse_line(line: &str) -> Result<Option<Key>, &'static str> {
     }))
 }
 
-/// Why a key file cannot be used.
+/// Reason why a key file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyFileError {
     /// It is not there.
@@ -267,7 +267,7 @@ pub enum KeyFileError {
         path: PathBuf,
         /// Its owner.
         owner: u32,
-        /// Whose it should be.
+        /// User that should own it.
         user: u32,
     },
     /// It has a line that is wrong.
@@ -275,7 +275,7 @@ pub enum KeyFileError {
     Bad {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Error in the line.
         #[source]
         source: BadLine,
     },
@@ -286,7 +286,7 @@ pub enum KeyFileError {
         path: PathBuf,
         /// The key.
         id: KeyId,
-        /// Why not.
+        /// Reason for the refusal.
         why: &'static str,
     },
     /// systemd's copy cannot be changed.
@@ -298,7 +298,7 @@ pub enum KeyFileError {
     /// The file system refused.
     #[error("{action} secrets key file {}", path.display())]
     Io {
-        /// What was tried.
+        /// Verb of the failed operation.
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -308,7 +308,7 @@ pub enum KeyFileError {
     },
 }
 
-/// Where the keys are.
+/// Location of the keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyFile {
     path: PathBuf,
@@ -341,7 +341,7 @@ impl KeyFile {
         }
     }
 
-    /// Where the keys of a state directory are unless told otherwise.
+    /// Returns the default path of the keys of a state directory.
     pub fn default_path(state_dir: &Path) -> PathBuf {
         state_dir.join("keys").join("secrets.key")
     }
@@ -351,12 +351,12 @@ impl KeyFile {
         &self.path
     }
 
-    /// Whether it is a credential of systemd's: a copy, made at the start of the agent.
+    /// Returns whether it is a systemd credential: a copy, made at the start of the agent.
     pub fn is_credential(&self) -> bool {
         self.credential
     }
 
-    /// What tells one version of the file from another; `None` when there is none.
+    /// Returns a fingerprint of the file's version: inode, change time and size. `None` if there is no file.
     pub(super) fn fingerprint(&self) -> Option<(u64, i64, i64, u64)> {
         let found = fs::metadata(&self.path).ok()?;
         Some((found.ino(), found.ctime(), found.ctime_nsec(), found.len()))

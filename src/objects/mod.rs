@@ -67,7 +67,7 @@ use crate::store::Store;
 use crate::types::metrics::Metrics;
 use crate::types::{Clock, EventRecorder, PodExt as _, PodUid};
 
-/// Why an object cannot be had now.
+/// Reason why an object is not available now.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ObjectError {
     /// The API server does not answer and no copy is on record.
@@ -87,7 +87,7 @@ pub enum ObjectError {
         kind: &'static str,
         /// `namespace/name`.
         key: String,
-        /// What it said.
+        /// Answer of the server.
         why: String,
     },
     /// This agent has no API server.
@@ -166,15 +166,15 @@ struct ServiceWatch {
 
 struct PodEntry {
     namespace: String,
-    /// What its spec names.
+    /// Objects that its spec names.
     refs: BTreeSet<ObjectKey>,
-    /// What its volumes lead to beyond that.
+    /// Further objects, that its volumes lead to.
     found: BTreeSet<ObjectKey>,
     /// It mounts trust anchors.
     trust: bool,
     /// Key of the record of its service account.
     account: String,
-    /// What users say of it, of a pod with claims.
+    /// Hash of the parts of the pod that users write; only for a pod with claims.
     version: Option<u64>,
 }
 

@@ -1,9 +1,9 @@
-//! How often objects are asked for that may not be watched, so that a node with many volumes at rest costs the API
-//! server next to nothing.
+//! Poll intervals of objects that may not be watched. A node with many idle volumes causes almost no load on the API
+//! server.
 //!
-//! What is expected to change is asked for soon; a claim whose volume grows, now and then; a claim at rest the more
-//! seldom the more there are; what nothing is expected of, hourly. Who cannot wait has it asked for again
-//! ([`super::Objects::doubt`], [`super::Objects::refresh`]).
+//! An object with an expected change is polled soon. A claim whose volume is being expanded is polled now and then, an
+//! idle claim less often the more claims there are, every other object hourly. A caller that cannot wait requests a new
+//! read ([`super::Objects::doubt`], [`super::Objects::refresh`]).
 
 use std::hash::{DefaultHasher, Hasher as _};
 use std::io;
@@ -28,15 +28,15 @@ const CLAIM_MIN: Duration = Duration::from_secs(180);
 const CLAIM_MAX: Duration = Duration::from_secs(900);
 /// Pause for everything else at rest: what matters of it, its claim tells.
 const SELDOM: Duration = Duration::from_secs(3600);
-/// How old it is at least before it is asked for anew because somebody would like it fresh.
+/// Age from which an object is read again for a caller that wants a fresh one.
 pub(super) const FRESH: Duration = Duration::from_secs(10);
 
-/// What is expected of an object.
+/// Expected change of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expected {
     /// A change that somebody waits for.
     Soon,
-    /// That a volume grows; nobody waits.
+    /// The expansion of a volume. Nothing waits for it.
     Growth,
     /// Nothing.
     Nothing,
@@ -97,7 +97,7 @@ impl Counted {
         Self(Arc::clone(ctx))
     }
 
-    /// How many there are.
+    /// Returns their number.
     pub(super) fn all(claims: &AtomicUsize) -> usize {
         claims.load(Ordering::Relaxed)
     }
@@ -122,7 +122,7 @@ impl io::Write for Hashed {
     }
 }
 
-/// What users say of a pod, as a number: labels, annotations and spec. Its status is not in it.
+/// Returns a hash of the parts of a pod that users write: labels, annotations and spec, without the status.
 pub(super) fn version_of(pod: &Pod) -> u64 {
     let mut hashed = Hashed(DefaultHasher::new());
     let metadata = &pod.metadata;

@@ -22,12 +22,12 @@ use crate::types::{Event, EventType};
 /// Most records of one commit, and their bytes, roughly.
 const BATCH: usize = 64;
 const BATCH_BYTES: usize = 4 << 20;
-/// How often the key file is looked at.
+/// Poll interval of the key file.
 const TICK: Duration = Duration::from_secs(10);
 /// Pause after a commit that failed.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What the record of a key should be.
+/// Required state of a key's record.
 enum Wanted {
     /// As it is.
     Kept,

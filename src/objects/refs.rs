@@ -1,4 +1,4 @@
-//! What a pod refers to, as pure data: no I/O.
+//! Collects the objects that a pod refers to, as pure data: no I/O.
 
 use std::collections::BTreeSet;
 
@@ -60,7 +60,7 @@ impl Kind {
         }
     }
 
-    /// Whether its records are encrypted.
+    /// Returns whether its records are encrypted.
     pub(super) fn is_secret(self) -> bool {
         self == Kind::Secret
     }
@@ -213,7 +213,7 @@ impl Found<'_> {
     }
 }
 
-/// What a claim leads to.
+/// Returns the objects that a claim refers to.
 pub(super) fn of_claim(claim: &PersistentVolumeClaim) -> BTreeSet<ObjectKey> {
     let volume = claim.spec.as_ref().and_then(|s| s.volume_name.as_deref());
     let volume = volume.filter(|name| !name.is_empty());
@@ -221,7 +221,8 @@ pub(super) fn of_claim(claim: &PersistentVolumeClaim) -> BTreeSet<ObjectKey> {
     key.into_iter().collect()
 }
 
-/// What a persistent volume leads to, attachments aside: whether there is one is for its driver to say.
+/// Returns the objects that a persistent volume refers to. Attachments are left out, since only its driver decides
+/// whether there is one.
 pub(super) fn of_persistent_volume(volume: &PersistentVolume) -> BTreeSet<ObjectKey> {
     let mut keys = BTreeSet::new();
     let Some(spec) = &volume.spec else {

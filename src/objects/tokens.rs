@@ -34,7 +34,7 @@ const MAX_USE: Duration = Duration::from_secs(24 * 3600);
 const JITTER_MS: i64 = 10_000;
 /// Life of a token when the API server does not say; upstream's default.
 const DEFAULT_LIFE_SECONDS: i64 = 3600;
-/// How long a request may take, with and without a token to fall back on.
+/// Deadlines of a request, with and without a token to fall back on.
 const DEADLINE_WITH: Duration = Duration::from_secs(3);
 const DEADLINE_WITHOUT: Duration = Duration::from_secs(10);
 /// First and longest pause after a failed request when there is a token to fall back on.
@@ -131,7 +131,7 @@ pub(super) fn record_key(pod: &Pod, spec: &TokenRequestSpec, use_: Use) -> Strin
     format!("{}{hash}", record_prefix(pod.namespace(), &pod.uid()))
 }
 
-/// What the keys of a pod's tokens begin with.
+/// Returns the prefix of the record keys of a pod's tokens.
 pub(super) fn record_prefix(namespace: &str, uid: &PodUid) -> String {
     format!("tokens/{namespace}/{uid}/")
 }
@@ -314,7 +314,7 @@ impl TokenEntry {
         Some(token)
     }
 
-    /// What there is when no new token can be had.
+    /// Returns the token or error to use when no new token is available.
     fn fall_back(&self, ctx: &Context, trouble: Option<Trouble>) -> Result<Token, ObjectError> {
         let now = ctx.clock.now();
         let state = lock(&self.state);

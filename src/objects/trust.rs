@@ -28,7 +28,7 @@ pub(super) const RECORDS: &str = "clustertrustbundles//";
 /// When it is looked again whether the API server has them by now.
 const LOOK_AGAIN: Duration = Duration::from_secs(300);
 
-/// What readers get.
+/// Value that readers get.
 pub(super) type Bundles = Arc<TrustBundles>;
 
 pub(super) struct TrustWatch {
@@ -36,7 +36,7 @@ pub(super) struct TrustWatch {
     pub(super) task: Task,
 }
 
-/// Whether a pod mounts trust anchors.
+/// Returns whether a pod mounts trust anchors.
 pub(super) fn is_used_by(pod: &Pod) -> bool {
     let volumes = pod.spec_ref().volumes.iter().flatten();
     let mut sources = volumes

@@ -29,7 +29,7 @@ const HEAD: usize = 9;
 const NONCE: usize = 24;
 const TAG: usize = 16;
 
-/// Why something cannot be encrypted.
+/// Reason why a value cannot be encrypted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SealError {
     /// There is no key.
@@ -50,7 +50,7 @@ pub enum SealError {
     },
 }
 
-/// Why something cannot be decrypted.
+/// Reason why a value cannot be decrypted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
     /// Not a sealed value of this version.
@@ -204,12 +204,12 @@ impl Vault {
         }
     }
 
-    /// What is wrong with the key file.
+    /// Returns the error of the key file, if there is one.
     pub fn trouble(&self) -> Option<String> {
         self.loaded().trouble.clone()
     }
 
-    /// Where keys that are missing are not, and how they get there.
+    /// Names the place that lacks the missing keys, and the way to add them.
     pub fn place(&self) -> String {
         let Some(file) = &self.file else {
             return "are nowhere".to_owned();

@@ -29,11 +29,11 @@ use crate::types::PodUid;
 
 /// Least pause between two questions, however much is doubted.
 const APART: Duration = Duration::from_millis(500);
-/// How long an answer may take.
+/// Deadline of a request.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// A kind that is asked for object by object, because it may not be watched.
 pub(super) trait Polled: Watched {
-    /// What is expected of it for now.
+    /// Returns the change that is expected now.
     fn expected(&self) -> Expected;
 }
 
@@ -291,8 +291,8 @@ impl Objects {
         }
     }
 
-    /// What is known of the claims, volumes and attachments of a pod does not fit together: they are asked for again.
-    /// The pod is told when something differs. Never waits.
+    /// Requests a new read of a pod's claims, volumes and attachments, because the known ones do not fit together. The
+    /// pod is notified if something differs. Never waits.
     pub fn doubt(&self, of: &PodUid) {
         let tables = lock(&self.inner.tables);
         let Some(entry) = tables.pods.get(of) else {

@@ -1,4 +1,4 @@
-//! What is sealed opens in its place with its key, and nowhere else.
+//! A sealed value opens only in its place and with its key.
 
 use proptest::prelude::*;
 

@@ -16,7 +16,7 @@ use crate::apiserver::{ApiClient, Connection};
 
 type Line = Result<Bytes, Infallible>;
 
-/// How requests end.
+/// Outcome of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     Up,
@@ -314,7 +314,7 @@ impl Fake {
         )))
     }
 
-    /// Whether a current server does not take a write.
+    /// Returns whether a current server refuses a write.
     fn refuses(&self, path: &str, old: Option<&Value>, new: &Value) -> bool {
         let mut steps = path.trim_start_matches("/api/v1/namespaces/").split('/');
         let mut next = || steps.next().unwrap_or_default();
