@@ -12,9 +12,9 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::task::{JoinError, JoinHandle};
 
-/// How much of such work runs at once, as long as it makes progress.
+/// Number of such tasks that run at once, as long as they make progress.
 const AT_ONCE: usize = 8;
-/// How long work waits for its turn before it takes it.
+/// Time after which waiting work starts regardless of the limit.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 static TURNS: Semaphore = Semaphore::const_new(AT_ONCE);

@@ -1,4 +1,4 @@
-//! Which boot of which machine this is.
+//! Identifies the boot of the machine.
 //!
 //! Containers and VM snapshots keep the kernel's boot id, so three facts are combined: the boot id, the
 //! start time of PID 1, and the identity (device, inode, change time) of the runtime's volatile state
@@ -67,8 +67,8 @@ impl BootIdentity {
         BootId(u64::from_le_bytes(first))
     }
 
-    /// Whether what ran at the time of `earlier` may still run. A runtime directory that was not there at
-    /// one of the two moments (the runtime had not started yet) tells nothing.
+    /// Returns whether processes from the time of `earlier` may still run. If the runtime directory did not exist at
+    /// one of the two moments (the runtime had not started yet), it is ignored.
     pub fn same_boot(&self, earlier: &Self) -> bool {
         self.kernel_boot_id == earlier.kernel_boot_id
             && self.pid1_start == earlier.pid1_start

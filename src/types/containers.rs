@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod};
 
 use super::pod::PodExt;
 
-/// What a container of a spec is for.
+/// Role of a container in a spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ContainerKind {
     /// Runs to its end before the next one starts.
@@ -20,7 +20,7 @@ pub enum ContainerKind {
 }
 
 impl ContainerKind {
-    /// Whether it stands in `spec.initContainers`.
+    /// Returns whether it belongs to `spec.initContainers`.
     pub fn is_init(self) -> bool {
         matches!(self, Self::Init | Self::Sidecar)
     }
@@ -51,7 +51,7 @@ impl ContainerSpec<'_> {
     }
 }
 
-/// Whether an init container is a sidecar; upstream's `IsRestartableInitContainer`.
+/// Returns whether an init container is a sidecar; upstream's `IsRestartableInitContainer`.
 pub fn is_sidecar(init: &Container) -> bool {
     init.restart_policy.as_deref() == Some("Always")
 }

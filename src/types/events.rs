@@ -132,7 +132,7 @@ pub trait EventRecorder: Send + Sync + 'static {
 pub struct MemoryRecorder(Arc<Mutex<Vec<Event>>>);
 
 impl MemoryRecorder {
-    /// What was recorded so far.
+    /// Returns the events recorded so far.
     pub fn events(&self) -> Vec<Event> {
         self.0.lock().map(|e| e.clone()).unwrap_or_default()
     }

@@ -39,7 +39,7 @@ label! {
     OperationLabel { operation_type }
 }
 label! {
-    /// What a worker did.
+    /// Operation of a worker.
     WorkLabel { operation_type }
 }
 label! {
@@ -93,11 +93,11 @@ label! {
     TableLabel { table }
 }
 label! {
-    /// How a pod was brought back at start.
+    /// Outcome of a pod's restoration at the start.
     OutcomeLabel { outcome }
 }
 label! {
-    /// Why something was refused or failed.
+    /// Reason of a refusal or failure.
     ReasonLabel { reason }
 }
 label! {
@@ -129,15 +129,15 @@ label! {
     ImageSizeLabel { image_size_in_bytes }
 }
 label! {
-    /// What there was too little of.
+    /// Resource signal that caused an eviction.
     EvictionLabel { eviction_signal }
 }
 label! {
-    /// Whose memory ran out: `node`, `pod` or `other`.
+    /// Scope of an out-of-memory kill: `node`, `pod` or `other`.
     ScopeLabel { scope }
 }
 label! {
-    /// What a critical pod needed.
+    /// Resource that a critical pod needed.
     PreemptionLabel { preemption_signal }
 }
 label! {
@@ -189,7 +189,7 @@ impl Tally {
         self.0.inc();
     }
 
-    /// How many so far.
+    /// Returns the count so far.
     pub fn get(&self) -> u64 {
         self.0.get()
     }
@@ -261,7 +261,7 @@ fn storage_histogram() -> Histogram {
 
 macro_rules! metrics {
     ($( $field:ident : $type:ty = $init:expr, $name:literal, $help:literal $(, $unit:expr)? $(=> $to:ident)? ; )+) => {
-        /// What [`Metrics`] share.
+        /// Shared content of [`Metrics`].
         pub struct Series {
             registry: Registry,
             probe_registry: Registry,

@@ -1,4 +1,4 @@
-//! How often something that stays wrong is told: at once when it is new, then again at a growing pace.
+//! Rate limit for reports of a persistent error: the first is immediate, later ones come at growing intervals.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,14 +17,15 @@ struct Told {
     again: Stamp,
 }
 
-/// What was told, by whom it is about. Cheap to clone; clones share it.
+/// Errors that were reported, by their subject. Cheap to clone; clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Pace(Arc<Mutex<HashMap<String, HashMap<String, Told>>>>);
 
 impl Pace {
-    /// Which of the `reasons` that something is wrong with `of` are to be told now: those that are new, and those that
-    /// were told 1 min, 3 min, 7 min … ago. A number that is a word of its own, as of seconds, makes no new reason. What
-    /// is not among the reasons any more is forgotten, so that it is told when it comes back.
+    /// Returns for each of the `reasons` why `of` is in an error state whether it is to be reported now. That applies
+    /// to new reasons, and to those first reported 1 min, 3 min, 7 min … ago. Numbers that are words of their own, such
+    /// as seconds, do not make a reason new. Reasons that are absent are forgotten, so they are reported at once when
+    /// they return.
     pub fn due(&self, of: &str, reasons: &[&str], now: Stamp) -> Vec<bool> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let before = all.remove(of).unwrap_or_default();

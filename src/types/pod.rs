@@ -52,9 +52,9 @@ pub trait PodExt {
     fn annotations(&self) -> &BTreeMap<String, String>;
     /// Source by annotation; a pod without it comes from the API server.
     fn source(&self) -> PodSource;
-    /// Whether the pod comes from a file or URL.
+    /// Returns whether the pod comes from a file or URL.
     fn is_static(&self) -> bool;
-    /// Whether the pod stands in the API server for a static pod.
+    /// Returns whether the pod represents a static pod in the API server.
     fn is_mirror(&self) -> bool;
     /// `metadata.deletionTimestamp` is set.
     fn is_deleting(&self) -> bool;

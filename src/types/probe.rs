@@ -1,4 +1,4 @@
-//! What probes say: results on their way to the sync loop, and what decisions and statuses see of them.
+//! Probe results on their way to the sync loop, and as decisions and statuses use them.
 
 use tokio::sync::mpsc;
 
@@ -7,7 +7,7 @@ use super::names::{ContainerId, PodUid};
 /// Capacity of each channel of probe results.
 pub const PROBE_CAPACITY: usize = 20;
 
-/// What kind of probe it is.
+/// Kind of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ProbeKind {
     /// Failure restarts the container.
@@ -39,7 +39,7 @@ pub struct ProbeUpdate {
     pub pod: PodUid,
     /// The container.
     pub container: ContainerId,
-    /// Whether it succeeded.
+    /// True if the probe succeeded.
     pub success: bool,
 }
 
@@ -83,7 +83,7 @@ pub fn channels() -> (ProbeSenders, ProbeReceivers) {
     (senders, receivers)
 }
 
-/// What the probes say of a running container; `None` = no result yet.
+/// Probe results of a running container; `None` = no result yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProbeView {
     /// Readiness.

@@ -8,7 +8,7 @@
 pub struct QuantityError {
     /// As written.
     pub value: String,
-    /// What is wrong.
+    /// Description of the error.
     pub reason: &'static str,
 }
 

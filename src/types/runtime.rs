@@ -1,4 +1,4 @@
-//! What the container runtime reports, stripped of its wire format; upstream's `kubecontainer` types.
+//! Status of pods as the container runtime reports it, without its wire format; upstream's `kubecontainer` types.
 
 use serde::{Deserialize, Serialize};
 
@@ -39,7 +39,7 @@ pub struct SandboxStatus {
     pub created_at_ns: i64,
     /// Primary and additional IPs; empty on the host network or when unknown.
     pub ips: Vec<String>,
-    /// Whether the sandbox uses the node's network namespace; `None` before an inspection.
+    /// True if the sandbox uses the node's network namespace; `None` before an inspection.
     pub host_network: Option<bool>,
     /// CRI runtime handler.
     pub runtime_handler: String,
@@ -81,9 +81,9 @@ pub struct ContainerStatus {
 }
 
 impl ContainerStatus {
-    /// Whether it can neither run nor be removed: containerd was cut off between making its task and asking for the
-    /// task's number, shows it as ended, and refuses to delete it because of that task. It has not run. It goes when
-    /// containerd is started anew.
+    /// Returns whether the container can neither run nor be removed. containerd was interrupted between making its task
+    /// and requesting the task's process ID. It shows the container as ended, and refuses to delete it because of that
+    /// task. The container has not run. It disappears when containerd restarts.
     pub fn is_stuck(&self) -> bool {
         self.state == ContainerState::Created
             && self.reason == "StartError"
@@ -91,7 +91,7 @@ impl ContainerStatus {
     }
 }
 
-/// What the runtime knows of one pod. An empty one means: nothing.
+/// Status of one pod in the runtime. An empty one means that the runtime has nothing of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodStatus {
     /// The pod.
@@ -141,7 +141,7 @@ impl PodStatus {
             .find(|s| s.state == SandboxState::Ready)
     }
 
-    /// Whether any container runs.
+    /// Returns whether any container runs.
     pub fn any_running(&self) -> bool {
         self.containers
             .iter()

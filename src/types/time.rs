@@ -56,7 +56,7 @@ impl Stamp {
         self.since(now)
     }
 
-    /// Whether this stamp has been reached at `now`.
+    /// Returns whether `now` has reached this stamp.
     pub fn reached(self, now: Stamp) -> bool {
         self.until(now).is_zero()
     }
@@ -111,7 +111,8 @@ impl SystemClock {
     }
 }
 
-/// What the wall clock is wrong by: nothing. A crash-test build takes the seconds from `HOLDFAST_WALL_OFFSET`.
+/// Returns the artificial error of the wall clock: zero, except in a crash-test build, which takes the seconds from
+/// `HOLDFAST_WALL_OFFSET`.
 fn wall_offset_ms() -> i64 {
     #[cfg(feature = "failpoints")]
     if let Some(seconds) = std::env::var("HOLDFAST_WALL_OFFSET")

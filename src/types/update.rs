@@ -1,4 +1,4 @@
-//! What sources send and what the mux makes of it.
+//! Updates from the sources of pods, and the messages that the mux makes of them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 
-/// Where a pod's desired state comes from; upstream's `kubetypes.*Source`.
+/// Source of a pod's desired state; upstream's `kubetypes.*Source`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum PodSource {
     /// `--pod-manifest-path` / `staticPodPath`.
@@ -27,7 +27,7 @@ impl PodSource {
         }
     }
 
-    /// Whether pods of this source exist without the API server (static pods).
+    /// Returns whether pods of this source exist without the API server (static pods).
     pub fn is_static(self) -> bool {
         !matches!(self, Self::Api)
     }
@@ -39,7 +39,7 @@ impl fmt::Display for PodSource {
     }
 }
 
-/// What happened to the pods of an update; upstream's `kubetypes.PodOperation`.
+/// Kind of change of the pods in an update; upstream's `kubetypes.PodOperation`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PodOp {
     /// New pods.
@@ -57,7 +57,7 @@ pub enum PodOp {
 /// One message of the updates channel (capacity 50).
 #[derive(Clone, Debug)]
 pub struct PodUpdate {
-    /// What happened.
+    /// Kind of change.
     pub op: PodOp,
     /// To pods of which source.
     pub source: PodSource,
@@ -65,7 +65,7 @@ pub struct PodUpdate {
     pub pods: Vec<Arc<Pod>>,
 }
 
-/// Why a worker is asked to look at its pod; upstream's `kubetypes.SyncPodType`.
+/// Reason why a worker is to sync its pod; upstream's `kubetypes.SyncPodType`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PodSyncType {
     /// First sight, or resumed from the store.
