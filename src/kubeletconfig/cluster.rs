@@ -224,7 +224,7 @@ fn check_labels(settings: &mut Settings, given: &[Labels]) {
     }
 }
 
-/// Whether a label is of Kubernetes' namespace and none that a kubelet may set.
+/// Returns whether a label belongs to Kubernetes' namespaces and is not one that a kubelet may set.
 fn is_reserved(key: &str) -> bool {
     let Some((namespace, _)) = key.split_once('/') else {
         return false;

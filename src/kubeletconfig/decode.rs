@@ -25,7 +25,7 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// Where `field` was set.
+    /// Returns the place that set `field`.
     pub(super) fn origin(&self, field: &str) -> Origin {
         self.origins.get(field).cloned().unwrap_or(Origin::Default)
     }

@@ -12,7 +12,7 @@ use super::types::{EvictionThreshold, KubeletConfiguration};
 use super::{API_VERSION, KIND};
 use crate::types::quantity::of_bytes;
 
-/// What stands for a secret.
+/// Placeholder for a secret.
 const REDACTED: &str = "<redacted>";
 /// Billionths.
 const BILLION: i128 = 1_000_000_000;

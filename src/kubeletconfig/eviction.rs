@@ -156,7 +156,7 @@ pub(super) fn validate(settings: &mut Settings) {
     }
 }
 
-/// Whether a soft threshold is met no earlier than a hard one. Unknown for thresholds of different kinds.
+/// Returns whether a soft threshold is met no earlier than a hard one; false for thresholds of different kinds.
 fn is_below(soft: EvictionThreshold, hard: EvictionThreshold) -> bool {
     match (soft, hard) {
         (EvictionThreshold::Quantity(soft), EvictionThreshold::Quantity(hard)) => soft <= hard,

@@ -13,7 +13,7 @@ use super::types::KubeletConfiguration;
 /// The Kubernetes release whose fields these are.
 pub const RELEASE: &str = "1.36";
 
-/// What becomes of a field that is set.
+/// Level of support for a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Support {
     /// The agent acts on it.
@@ -91,7 +91,7 @@ pub struct Field {
     pub name: &'static str,
     /// The type of its value.
     pub kind: Kind,
-    /// What becomes of it. For an object, that of its fields decides.
+    /// Level of support. For an object, that of its fields decides.
     pub support: Support,
     /// For a field without effect: the values that say what it is without being set, upstream's default first.
     /// An empty list or map always does.

@@ -7,8 +7,8 @@ use super::fields::{Field, Kind, Support};
 use super::yaml::{Entry, Node, Value};
 use crate::types::quantity::nanos;
 
-/// Whether `value` leaves `field` what it would be anyway: upstream's default, or a zero that stands for it.
-/// kubeadm writes many of these.
+/// Returns whether `value` is the same as leaving `field` unset: it is upstream's default, or a zero value that stands
+/// for it. kubeadm writes many of these.
 pub(super) fn is_unset(field: &Field, value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -18,7 +18,7 @@ pub(super) fn is_unset(field: &Field, value: &Value) -> bool {
     }
 }
 
-/// Whether the scalar `value` is what `text` says.
+/// Returns whether the scalar `value` equals `text`.
 fn says(kind: Kind, text: &str, value: &Value) -> bool {
     let duration = || parse_duration(text).ok();
     match (kind, value) {

@@ -1,9 +1,9 @@
-//! What can be wrong with a configuration, and where it was written.
+//! Errors and warnings of a configuration, with the place of the value.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// Where a value came from.
+/// Origin of a value.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Origin {
     /// A place in a configuration file; line and column count from 1, 0 when unknown.
@@ -37,11 +37,11 @@ impl fmt::Display for Origin {
 /// One thing that must be corrected before the agent can start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Where it was written.
+    /// Origin of the value.
     pub origin: Origin,
     /// The field (dotted path) or flag; empty when the document as a whole is meant.
     pub field: String,
-    /// What is wrong and what would be right.
+    /// Description of the error and its remedy.
     pub message: String,
 }
 
@@ -68,11 +68,11 @@ impl fmt::Display for Problem {
 /// Something that was accepted but does not do what its author may expect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {
-    /// Where it was written.
+    /// Origin of the value.
     pub origin: Origin,
     /// The field (dotted path) or flag.
     pub field: String,
-    /// What happens instead.
+    /// Actual effect.
     pub message: String,
 }
 
@@ -91,17 +91,17 @@ fn display(f: &mut fmt::Formatter<'_>, origin: &Origin, field: &str, message: &s
     }
 }
 
-/// Why no configuration came out.
+/// Reason why there is no configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A file or directory that was asked for cannot be read.
     #[error("read {what} {}", path.display())]
     Read {
-        /// What it was to be, such as `configuration file`.
+        /// Kind of file, such as `configuration file`.
         what: &'static str,
         /// Its path.
         path: PathBuf,
-        /// Why it failed.
+        /// Cause.
         #[source]
         source: std::io::Error,
     },

@@ -69,7 +69,7 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// Which dead containers are kept, as upstream's `GCPolicy`.
+/// Limits on the dead containers that are kept, as upstream's `GCPolicy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContainerGcPolicy {
     /// Age a dead container must have before it may be removed.
@@ -98,9 +98,9 @@ pub struct AgentConfig {
     pub container_logs_dir: PathBuf,
     /// `--log-file`.
     pub log_file: Option<PathBuf>,
-    /// Where the runtime listens.
+    /// Endpoint of the container runtime.
     pub runtime_endpoint: Endpoint,
-    /// Where the image service listens.
+    /// Endpoint of the image service.
     pub image_endpoint: Endpoint,
     /// `--runonce`.
     pub run_once: bool,
@@ -112,7 +112,7 @@ pub struct AgentConfig {
     pub back_off_early_end: BackOffEarlyEnd,
     /// `--device-readiness`.
     pub device_readiness: DeviceReadiness,
-    /// Which dead containers are kept.
+    /// Limits on the dead containers that are kept.
     pub container_gc: ContainerGcPolicy,
     /// `--kubeconfig`: how the API server is reached; `None` runs static pods only.
     pub kubeconfig: Option<PathBuf>,
@@ -158,8 +158,8 @@ impl AgentConfig {
             .then(|| SocketAddr::new(k.address, k.port))
     }
 
-    /// Why every request to the kubelet's API would be refused, if it would. Without a kubeconfig there is no API
-    /// server that could be asked about anybody.
+    /// Returns the reason why the kubelet's API would refuse every request; `None` if it would not. Without a
+    /// kubeconfig there is no API server to review tokens and access.
     pub fn server_locked(&self) -> Option<&'static str> {
         let k = &self.kubelet;
         let identified = k.authentication.client_ca_file.is_some() || k.authentication.anonymous;

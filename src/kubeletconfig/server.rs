@@ -113,7 +113,7 @@ impl Default for Authentication {
     }
 }
 
-/// Who decides what a user may do.
+/// Mode of authorization: the authority that decides what a user may do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AuthorizationMode {
     /// Everything is allowed to whoever is known.

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 pub use super::table::KubeletConfiguration;
 
-/// Who owns the cgroup tree. Must be the driver the container runtime uses.
+/// Owner of the cgroup tree. Must be the driver that the container runtime uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CgroupDriver {
     /// Directories are made in cgroupfs directly.
@@ -86,7 +86,7 @@ impl FromStr for ImageVerification {
 /// `containerLogMaxSize` of logs that are not rotated.
 pub const NEVER_ROTATE: u64 = u64::MAX;
 
-/// How log lines look.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
     /// For people.
@@ -117,8 +117,8 @@ impl FromStr for LogFormat {
     }
 }
 
-/// Which pods of the API server are started after a reboot while it cannot be reached. An agent's
-/// restart without a reboot resumes all pods whatever this says.
+/// Selects the pods of the API server that start after a reboot while the server is unreachable. A restart of the agent
+/// without a reboot always resumes all pods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OfflineStart {
     /// Every pod the store holds as admitted.
@@ -143,7 +143,8 @@ impl FromStr for OfflineStart {
     }
 }
 
-/// Whether a container of policy Always may start from the image it ran with before, while its registry does not answer.
+/// Policy for containers of pull policy Always whose registry does not answer: wait, or start from the image of the
+/// previous run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PullFallback {
     /// It waits for the registry, as upstream.
@@ -220,7 +221,7 @@ pub struct Taint {
     pub effect: String,
 }
 
-/// How long pods of a priority have when the node shuts down.
+/// Grace period for pods of a priority when the node shuts down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PriorityPeriod {
     /// The lowest priority of the group.
@@ -229,7 +230,7 @@ pub struct PriorityPeriod {
     pub seconds: i64,
 }
 
-/// How much of a resource must be left before pods are evicted.
+/// Amount of a resource below which pods are evicted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum EvictionThreshold {
     /// An amount: bytes, inodes or processes.

@@ -6,7 +6,7 @@ use std::fmt;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
-/// Whether a flag needs a value.
+/// Kind of value that a flag takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takes {
     /// `--flag VALUE` or `--flag=VALUE`.
@@ -15,7 +15,7 @@ pub enum Takes {
     Bool,
 }
 
-/// Why a flag has no effect.
+/// Reason why a flag has no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// The kubelet acts on it, this version does not.
@@ -24,7 +24,7 @@ pub enum Effect {
     Removed {
         /// The Kubernetes release that was the first without it.
         release: &'static str,
-        /// What to do instead, or nothing.
+        /// Advice, or empty.
         instead: &'static str,
     },
     /// There is nothing left for it to do.
@@ -52,9 +52,9 @@ impl fmt::Display for Effect {
 pub struct UnsupportedFlag {
     /// Its name, without dashes.
     pub name: &'static str,
-    /// Whether it needs a value.
+    /// Kind of value that it takes.
     pub takes: Takes,
-    /// Why it does nothing, as a user is told.
+    /// Reason why it has no effect, as users see it.
     pub effect: Effect,
 }
 
@@ -161,7 +161,7 @@ pub const UNSUPPORTED_FLAGS: &[UnsupportedFlag] = &[
     value("volume-stats-agg-period"),
 ];
 
-/// Which of [`UNSUPPORTED_FLAGS`] were given.
+/// Flags of [`UNSUPPORTED_FLAGS`] that were given.
 #[derive(Clone, Debug, Default)]
 pub struct UnsupportedFlags {
     /// In the order of the list.

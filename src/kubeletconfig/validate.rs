@@ -251,7 +251,7 @@ fn paths(settings: &mut Settings) {
     }
 }
 
-/// Whether `path` is absolute and is what cleaning it would give.
+/// Returns whether `path` is absolute and normalized.
 fn clean_absolute(path: &Path) -> bool {
     path.is_absolute()
         && path
@@ -314,7 +314,7 @@ fn is_header_name(name: &str) -> bool {
             .all(|b| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b))
 }
 
-/// Whether `name` is a lowercase RFC 1123 subdomain, as node names and domains must be.
+/// Returns whether `name` is a lowercase RFC 1123 subdomain, as node names and domains must be.
 pub(super) fn is_dns_subdomain(name: &str) -> bool {
     let label = |label: &str| {
         let alphanumeric = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);

@@ -1,4 +1,4 @@
-//! What is written reads back, and secrets are not written.
+//! Encoded configurations read back, and secrets are not encoded.
 
 use super::super::fields::{FIELDS, Field, Kind, Support};
 use super::super::load::load;
@@ -197,7 +197,7 @@ fn without_effect(fields: &[Field]) -> Map<String, Value> {
         .collect()
 }
 
-/// Whether `whole` has all that `part` has.
+/// Returns whether `whole` contains all of `part`.
 fn contains(whole: &Value, part: &Value) -> bool {
     match (whole, part) {
         (Value::Object(whole), Value::Object(part)) => part
