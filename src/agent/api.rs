@@ -1,5 +1,5 @@
-//! What an agent with an API server has more than one without: the node's object, statuses, mirror pods, events,
-//! objects of pods.
+//! Parts of an agent that only exist with an API server: the node's object, statuses, mirror pods, events, and objects
+//! of pods.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ use crate::types::metrics::Metrics;
 use crate::types::{Clock, PodSource, blocking};
 use crate::volumemanager::VolumeManager;
 
-/// Where systemd puts credentials.
+/// Environment variable with the directory of systemd's credentials.
 const CREDENTIALS_DIRECTORY: &str = "CREDENTIALS_DIRECTORY";
 
 /// The client of the configured API server, and what keeps its credentials good; `None` without `--kubeconfig`.
@@ -107,7 +107,7 @@ pub(super) fn credential_providers(
     Some(Arc::new(providers.with_accounts(Arc::new(objects.clone()))))
 }
 
-/// What the node registers with and how often it reports.
+/// Returns the settings for the node's registration and reports.
 pub(super) fn node_settings(config: &AgentConfig) -> NodeSettings {
     let kubelet = &config.kubelet;
     let mut settings = NodeSettings::new(config.node_name.clone());
@@ -276,8 +276,8 @@ fn forward_events(config: &AgentConfig, base: &Base, api: ApiClient, tasks: &mut
     tasks.add_last("events", |token| sink.run(token));
 }
 
-/// What the API server is called in records and messages: its URL, as far as the kubeconfig or else the store's record
-/// tells it now. Blocking.
+/// Returns the name of the API server for records and messages: its URL from the kubeconfig, or else from the store's
+/// record, or else the path of the kubeconfig. Blocking.
 pub(super) fn server_name(config: &AgentConfig) -> String {
     let Some(path) = &config.kubeconfig else {
         return String::new();

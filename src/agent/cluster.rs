@@ -27,26 +27,26 @@ pub(super) const TASK: &str = "cluster of the store";
 
 /// The record, below the state directory.
 const RECORD: &str = "cluster";
-/// How often the kubeconfig is looked at.
+/// Poll interval of the kubeconfig.
 const LOOK: Duration = Duration::from_secs(30);
-/// How long the API server has to show the node, at the start and later.
+/// Time that the API server has to answer with the node, at the start and later.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What the agent begins with.
+/// Facts about the cluster at the start of the agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Found {
     /// The cluster that the kubeconfig names; `None` without one.
     pub(super) cluster: Option<Cluster>,
-    /// What its API server shows of the node: it is asked only where files leave a doubt.
+    /// Answer of its API server about the node. It is requested only if the files leave a doubt.
     pub(super) shown: Shown,
 }
 
-/// What became of the store.
+/// Outcome of claiming the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Claimed {
-    /// Where the store of the former cluster is, if it was set aside.
+    /// Path of the previous cluster's store, if it was moved to quarantine.
     pub(super) former: Option<PathBuf>,
-    /// Whether the store may be that of another cluster.
+    /// True if the store may belong to another cluster.
     pub(super) doubted: bool,
 }
 

@@ -19,7 +19,7 @@ use crate::stats::{NodeFigures, StatsOptions, StatsProvider};
 use crate::sync_loop::collect_unused;
 use crate::types::causes;
 
-/// What is removed before a pod is evicted for a full disk.
+/// Garbage that is removed before a pod is evicted for a full disk.
 pub(super) struct NodeGarbage {
     pub(super) workers: PodWorkers,
     pub(super) policy: GcPolicy,
@@ -106,7 +106,7 @@ pub(super) fn local_storage(base: &Base, cri: CriClient, workers: &PodWorkers) -
     )
 }
 
-/// What the manager relieves the node with.
+/// Returns the means of the eviction manager to free resources.
 pub(super) fn remedies(garbage: NodeGarbage) -> Remedies {
     Remedies {
         pods: Arc::new(garbage.workers.clone()),

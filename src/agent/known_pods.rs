@@ -1,4 +1,4 @@
-//! Which pods may be on the node, for a runtime that cannot list all of them in one answer.
+//! Pods that may be on the node, for a runtime that cannot list all of them in one answer.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;

@@ -28,7 +28,7 @@ pub const LOCK_FILE: &str = "LOCK";
 /// Directory of the locks of container runtimes. It is empty after a boot, as is the list of who runs.
 pub const RUN_DIR: &str = "/run/holdfast";
 
-/// Why the state directory or the container runtime is not ours.
+/// Reason why this process does not own the state directory or the container runtime.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
     /// Another process holds the lock.
@@ -36,7 +36,7 @@ pub enum LockError {
     Held {
         /// The directory.
         state_dir: PathBuf,
-        /// Who holds it.
+        /// Process that holds it.
         holder: Holder,
     },
     /// Another process holds the lock of the container runtime.
@@ -48,7 +48,7 @@ pub enum LockError {
     RuntimeHeld {
         /// The runtime's socket.
         socket: PathBuf,
-        /// Who holds it.
+        /// Process that holds it.
         holder: Holder,
     },
     /// The path exists and is not a directory.
@@ -57,28 +57,28 @@ pub enum LockError {
     /// The directory cannot be made, checked or secured.
     #[error("{action} state directory {}; check its owner and permissions or choose another --state-dir", state_dir.display())]
     Directory {
-        /// What was tried.
+        /// Verb of the failed operation.
         action: &'static str,
         /// The directory.
         state_dir: PathBuf,
-        /// Why it failed.
+        /// Cause.
         #[source]
         source: io::Error,
     },
     /// The lock file cannot be opened, locked or written.
     #[error("{action} {}", path.display())]
     File {
-        /// What was tried.
+        /// Verb of the failed operation.
         action: &'static str,
         /// The lock file.
         path: PathBuf,
-        /// Why it failed.
+        /// Cause.
         #[source]
         source: io::Error,
     },
 }
 
-/// Who holds a lock, as far as can be found out.
+/// Holder of a lock, as far as it can be identified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// Its process ID; `None` when the lock file does not name a living process.

@@ -84,7 +84,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 /// A state directory or a container runtime in use is waited for this long.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Why the agent could not run.
+/// Reason why the agent could not run.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
     /// The state directory or the container runtime is in use, or the directory is unusable.
@@ -142,7 +142,7 @@ pub enum AgentError {
         "{part} ended unexpectedly; the agent ends too, so that it is started again from its checkpoints"
     )]
     Ended {
-        /// Which part.
+        /// Name of the part.
         part: String,
     },
     /// The store is that of another cluster.
@@ -155,7 +155,7 @@ pub enum AgentError {
     RunOnce(String),
 }
 
-/// What [`run`] is given besides the configuration.
+/// Inputs of [`run`] other than the configuration.
 pub struct RunOptions {
     /// For SIGHUP.
     pub log: LogHandle,

@@ -65,9 +65,9 @@ const MILLI: i128 = 1_000_000;
 /// Billionths of a unit.
 const UNIT: i128 = 1_000_000_000;
 
-/// What all pods together may use of a resource, in `unit`: the capacity without what is reserved, where
-/// `enforceNodeAllocatable` says so; `None` when that is nothing. Upstream: `getNodeAllocatableAbsolute`, in
-/// which the eviction thresholds do not count.
+/// Returns the amount of a resource that all pods together may use, in `unit`: the capacity, minus the reservations if
+/// `enforceNodeAllocatable` includes pods. `None` if nothing remains. Upstream: `getNodeAllocatableAbsolute`, in which
+/// the eviction thresholds do not count.
 fn for_pods(kubelet: &KubeletConfiguration, name: &str, capacity: u64, unit: i128) -> Option<u64> {
     let mut left = i128::from(capacity) * UNIT;
     if kubelet.enforce_node_allocatable.iter().any(|e| e == "pods") {
@@ -539,7 +539,7 @@ fn thermal_throttle(cpus: &std::path::Path) -> Vec<String> {
         .collect()
 }
 
-/// What the node's SELinux policy labels the files of containers with.
+/// Returns the label that the node's SELinux policy has for files of containers.
 fn selinux_file_context() -> Option<String> {
     let etc = std::path::Path::new("/etc/selinux");
     // Comments need not be UTF-8.
@@ -552,7 +552,7 @@ fn selinux_file_context() -> Option<String> {
     selinux::file_context(&read(contexts)?)
 }
 
-/// Whether AppArmor is enabled in this kernel.
+/// Returns whether AppArmor is enabled in this kernel.
 fn has_apparmor() -> bool {
     std::fs::read_to_string("/sys/module/apparmor/parameters/enabled")
         .is_ok_and(|text| text.starts_with('Y'))

@@ -1,5 +1,4 @@
-//! What the agent has to do with processes that the kernel kills for want of memory: it tells of them, and is not to be
-//! one of them.
+//! Handling of out-of-memory kills: the agent reports them, and protects itself from being killed.
 
 use std::fs;
 use std::io;

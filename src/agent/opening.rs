@@ -180,7 +180,7 @@ fn tell_how_it_opened(
     recorder.record(Event::node(kind, reason, message));
 }
 
-/// Where automatic backups go.
+/// Returns the directory of automatic backups.
 pub(super) fn backup_dir(config: &AgentConfig) -> PathBuf {
     config.state_dir.join("backups")
 }

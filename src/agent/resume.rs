@@ -130,7 +130,8 @@ async fn list(base: &Base, cri: &CriClient) -> (BTreeMap<PodUid, PodStatus>, Sta
     }
 }
 
-/// Why containers are not running, as last reported: what they wait for stays told until it is over.
+/// Returns the last reported reasons of containers that do not run, so that they stay in statuses until they are
+/// resolved.
 pub(super) fn reported_reasons(state: &State) -> ReasonCache {
     let reasons = ReasonCache::default();
     for (uid, versioned) in &state.statuses {

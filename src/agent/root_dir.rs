@@ -175,7 +175,7 @@ fn root_dir_waits(root_dir: &Path, state_dir: &Path) -> io::Result<Option<String
     }
 }
 
-/// Whether pods have run on this node: their directories are below the root directory.
+/// Returns whether pods have run on this node: their directories are below the root directory.
 ///
 /// # Errors
 /// When that cannot be seen.

@@ -84,7 +84,7 @@ fn survey(store: &Store, pods: &PodManager) -> Survey {
     Survey { failed, pending }
 }
 
-/// How a pod fared so far.
+/// State of a pod so far.
 #[derive(Debug, PartialEq, Eq)]
 enum Fate {
     /// Every container runs, or has succeeded for good.
@@ -115,7 +115,7 @@ fn fate(pod: &api::Pod, status: Option<&api::PodStatus>) -> Fate {
     Fate::Up
 }
 
-/// What a container waits for; `None` when it runs or is done.
+/// Returns the reason why a container waits; `None` if it runs or has finished.
 fn keeps_waiting(
     pod: &api::Pod,
     spec: &ContainerSpec<'_>,

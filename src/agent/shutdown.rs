@@ -14,8 +14,8 @@ use crate::nodeshutdown::logind::Logind;
 use crate::nodeshutdown::{self, NodeShutdown, NodeShutdownOptions};
 use crate::pod_workers::PodWorkers;
 
-/// How long containers get at the end of an agent that ends with its machine. With the other parts of the end it is less
-/// than `TimeoutStopSec` of the unit.
+/// Grace period of containers when the agent exits because its machine shuts down. Together with the other steps of the
+/// exit it is shorter than `TimeoutStopSec` of the unit.
 pub(super) const LAST_STOP: Duration = Duration::from_secs(20);
 
 /// Starts the manager of graceful shutdowns, and what announces them where a period is configured.

@@ -25,13 +25,13 @@ impl Systemd {
         }
     }
 
-    /// Whether notifications go anywhere.
+    /// Returns whether a service manager receives notifications.
     pub fn is_active(self) -> bool {
         self.notify
     }
 
-    /// How often [`Systemd::watchdog`] must be called: half of what the service manager waits for. `None`
-    /// when it does not watch.
+    /// Returns the interval at which [`Systemd::watchdog`] must be called: half of the service manager's timeout.
+    /// `None` without a watchdog.
     pub fn watchdog_interval(self) -> Option<Duration> {
         self.watchdog.map(|limit| limit / 2)
     }

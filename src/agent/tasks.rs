@@ -253,7 +253,7 @@ pub(super) async fn backups(
     }
 }
 
-/// What the newest usable backup says about itself. One that cannot be read is no backup.
+/// Returns the metadata of the newest usable backup. Unreadable backups are logged and skipped.
 async fn newest_backup(dir: PathBuf) -> Option<BackupMeta> {
     let read = tokio::task::spawn_blocking(move || backup::newest_meta(&dir));
     let (newest, errors) = read.await.ok()?;

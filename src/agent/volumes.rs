@@ -1,4 +1,5 @@
-//! What volumes take: the manager with what mounts storage from elsewhere, and the CSI drivers of this node.
+//! Builds the parts for volumes: the manager, the plugins for remote volumes, and the registry of the node's CSI
+//! drivers.
 
 use std::sync::Arc;
 
