@@ -3,8 +3,8 @@
 use super::{Limits, NO_MEMORY_LIMIT};
 
 impl Limits {
-    /// What has to be set before the containers inside are changed, and what after: limits grow first and
-    /// shrink last. Upstream's `doPodResizeAction`.
+    /// Returns the limits to set before the containers inside are changed, and those to set after: limits grow first
+    /// and shrink last. Upstream's `doPodResizeAction`.
     pub fn steps(from: Self, to: Self) -> (Self, Self) {
         let mut first = Self::default();
         let mut last = Self::default();

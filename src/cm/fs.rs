@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 use super::CgroupError;
 use crate::types::{causes, mountinfo};
 
-/// Which cgroups a machine has.
+/// Version of the machine's cgroups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CgroupVersion {
     /// One hierarchy per controller.

@@ -47,14 +47,14 @@ use settings::{
 };
 use systemd::{Systemd, SystemdError};
 
-/// How cgroups are kept.
+/// Settings of the cgroups.
 #[derive(Clone, Debug)]
 pub struct CgroupConfig {
     /// `cgroupDriver`; must be the runtime's.
     pub driver: CgroupDriver,
     /// `cgroupRoot`: below which `kubepods` is made, `/` for the top.
     pub root: String,
-    /// Where the hierarchies are mounted.
+    /// Mount point of the hierarchies.
     pub mount: PathBuf,
     /// `cgroupsPerQOS`; without it pods are left to the runtime's default parent.
     pub per_qos: bool,
@@ -114,9 +114,9 @@ pub enum CgroupError {
     /// There is no cgroup file system.
     #[error("find cgroups below {}: {reason}", mount.display())]
     NotMounted {
-        /// Where they were looked for.
+        /// Mount point that was searched.
         mount: PathBuf,
-        /// What is there instead, and what to do.
+        /// Description of the error, with its remedy.
         reason: String,
     },
     /// Controllers that are needed are not there.
@@ -183,7 +183,7 @@ pub enum CgroupError {
     /// cgroupfs is mounted read-only.
     #[error("{verb} cgroup {}: cgroupfs is read-only; run the agent with write access to it, or set cgroupsPerQOS: false", path.display())]
     ReadOnly {
-        /// What was tried.
+        /// Verb of the failed operation.
         verb: &'static str,
         /// The cgroup or file.
         path: PathBuf,
@@ -191,7 +191,7 @@ pub enum CgroupError {
     /// Anything else the kernel refuses.
     #[error("{verb} cgroup {}", path.display())]
     Io {
-        /// What was tried.
+        /// Verb of the failed operation.
         verb: &'static str,
         /// The cgroup or file.
         path: PathBuf,
@@ -204,7 +204,7 @@ pub enum CgroupError {
     Busy {
         /// The cgroup.
         path: PathBuf,
-        /// What is still in it.
+        /// Processes that are left in it.
         pids: Vec<i32>,
     },
     /// systemd keeps the cgroups and did not do its part.
@@ -264,9 +264,9 @@ pub struct Mended {
     pub path: String,
     /// One of the files that were different.
     pub file: String,
-    /// What was in it; `None` when it was not there.
+    /// Previous content; `None` if the file did not exist.
     pub found: Option<String>,
-    /// What is in it now.
+    /// Corrected content.
     pub wanted: String,
 }
 
@@ -281,7 +281,7 @@ pub struct Mending {
     pub failed: Vec<CgroupError>,
 }
 
-/// What is wanted of a cgroup, and what systemd was told of it by this agent.
+/// Wanted limits of a cgroup, and those that this agent has sent to systemd.
 #[derive(Clone, Debug, Default)]
 struct Wanted {
     whole: Whole,
@@ -413,13 +413,13 @@ impl CgroupManager {
         Ok(())
     }
 
-    /// Which cgroups the machine has.
+    /// Returns the version of the machine's cgroups.
     pub fn version(&self) -> CgroupVersion {
         self.version
     }
 
-    /// Whether swap can be limited; upstream's `swapControllerAvailable`. On v2 ask after
-    /// [`Self::setup`]: the top cgroup does not show it.
+    /// Returns whether swap can be limited; upstream's `swapControllerAvailable`. On v2, call it after [`Self::setup`]:
+    /// the top cgroup does not show it.
     pub fn has_swap_controller(&self) -> bool {
         let Some(memory) = self.hierarchies.iter().find(|h| h.has("memory")) else {
             return false;
@@ -637,8 +637,8 @@ impl CgroupManager {
         (limit < u64::MAX / 4).then_some(limit)
     }
 
-    /// What the runtime is told as the sandbox's parent; empty without `per_qos`. For the systemd driver
-    /// the slice alone, as upstream sends it.
+    /// Returns the cgroup that the runtime gets as the sandbox's parent; empty without `per_qos`. For the systemd
+    /// driver the slice alone, as upstream sends it.
     ///
     /// # Errors
     /// See [`Self::pod_cgroup`].
@@ -687,7 +687,7 @@ impl CgroupManager {
         Ok(())
     }
 
-    /// What the cgroup of a pod is to have, overhead included; upstream's `ResourceConfigForPod`.
+    /// Returns the limits for the cgroup of a pod, overhead included; upstream's `ResourceConfigForPod`.
     ///
     /// # Errors
     /// When a quantity does not parse.
@@ -867,7 +867,7 @@ impl CgroupManager {
         }
     }
 
-    /// Whether the cgroup of a pod is there, in every hierarchy that carries limits.
+    /// Returns whether the cgroup of a pod exists in every hierarchy that carries limits.
     pub fn exists(&self, pod: &Pod) -> bool {
         let Ok(name) = self.pod_cgroup(pod) else {
             return false;
@@ -1083,7 +1083,7 @@ impl CgroupManager {
         std::fs::metadata(dir).ok().map(|found| found.ino())
     }
 
-    /// Whether the cgroup is there in any hierarchy.
+    /// Returns whether the cgroup exists in any hierarchy.
     fn is_anywhere(&self, name: &CgroupName) -> bool {
         let mut hierarchies = self.hierarchies.iter();
         hierarchies.any(|hierarchy| self.dir(hierarchy, name).is_dir())

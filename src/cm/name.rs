@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::PodUid;
 
-/// Who keeps cgroups; must be the same for the agent and the runtime.
+/// Owner of the cgroup tree; must be the same for the agent and the runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CgroupDriver {

@@ -82,7 +82,7 @@ impl Whole {
     }
 }
 
-/// How the value of a file compares with the one that is wanted.
+/// Comparison of a file's value with the wanted one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Comparison {
     /// The kernel shows what was written, in its own words.
@@ -149,7 +149,7 @@ fn rounded((quota, period): (u64, u64)) -> (u64, u64) {
     (per_second.saturating_mul(period) / 1_000_000, period)
 }
 
-/// What a pod's cgroup gets by its class; upstream's `ResourceConfigForPod`.
+/// Returns the limits for a pod's cgroup by the pod's class; upstream's `ResourceConfigForPod`.
 pub(super) fn pod_limits(
     class: QosClass,
     sum: resources::CpuMemory,

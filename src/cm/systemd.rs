@@ -22,7 +22,7 @@ use super::settings::{MAX_PIDS, Whole};
 use super::{CgroupName, CgroupVersion, NO_MEMORY_LIMIT};
 use crate::kuberuntime::resources;
 
-/// How long systemd may take to answer; upstream waits as long for a job.
+/// Deadline of an answer of systemd; upstream waits as long for a job.
 const PATIENCE: Duration = Duration::from_secs(30);
 const SERVICE: &str = "org.freedesktop.systemd1";
 const MANAGER: &str = "org.freedesktop.systemd1.Manager";
@@ -61,7 +61,7 @@ pub enum SystemdError {
     },
 }
 
-/// Where systemd is reached.
+/// Address of systemd.
 enum Place {
     /// By the system bus, else by its own socket.
     Machine,
@@ -271,7 +271,7 @@ fn values<'a>(properties: &'a [(&'static str, Property)]) -> Vec<(&'static str, 
         .collect()
 }
 
-/// What makes a transient unit the slice of that name, below its parent.
+/// Returns the properties that make a transient unit the slice of that name, below its parent.
 fn identity(name: &CgroupName) -> Vec<(&'static str, Property)> {
     let unit = name.slice();
     let mut all = vec![

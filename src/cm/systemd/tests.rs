@@ -13,7 +13,7 @@ use crate::types::PodExt as _;
 
 type Properties = BTreeMap<String, String>;
 
-/// What the manager was told.
+/// Calls that the manager received.
 #[derive(Debug, Default)]
 struct Told {
     calls: Vec<(String, Properties)>,
