@@ -86,7 +86,7 @@ impl Current {
         }
     }
 
-    /// Whether this is that very file.
+    /// Returns whether this is that very file.
     pub(super) fn is_file(&self, other: &File) -> io::Result<bool> {
         Ok(match &self.source {
             Source::Plain { file, .. } => {
@@ -96,7 +96,8 @@ impl Current {
         })
     }
 
-    /// Whether a compressed file holds what this one holds: no two logs begin with the same time.
+    /// Returns whether a compressed file is the copy of this one. It compares the first entries: no two logs begin with
+    /// the same time.
     pub(super) fn begins_like(&self, compressed: &File) -> io::Result<bool> {
         let Source::Plain { file, .. } = &self.source else {
             return Ok(false);

@@ -11,7 +11,7 @@ const LONG_LINE: usize = 64 * 1024;
 /// Digits of a second's fraction in what is given out.
 const FRACTION: usize = 9;
 
-/// Which of a container's streams are wanted.
+/// Selection of a container's streams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Streams {
     /// Both.
@@ -23,7 +23,7 @@ pub enum Streams {
     Stderr,
 }
 
-/// What of a log is wanted; upstream's `LogOptions`.
+/// Selection of a log's content; upstream's `LogOptions`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogOptions {
     /// Go on with what is written later, until the container has ended.
@@ -36,7 +36,7 @@ pub struct LogOptions {
     pub limit: Option<u64>,
     /// Each line begins with its time.
     pub timestamps: bool,
-    /// Which streams.
+    /// Streams to read.
     pub streams: Streams,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Head<'a> {
     stderr: bool,
     /// The line goes on in the next entry.
     pub(super) partial: bool,
-    /// Where the content begins.
+    /// Length of the head, at whose end the content begins.
     len: usize,
 }
 
@@ -104,7 +104,7 @@ impl<'a> Head<'a> {
     }
 }
 
-/// Whether this looks like RFC 3339: `2026-01-02T03:04:05[.6…](Z|+07:00)`.
+/// Returns whether this looks like RFC 3339: `2026-01-02T03:04:05[.6…](Z|+07:00)`.
 fn is_time(text: &[u8]) -> bool {
     const SHAPE: &[u8] = b"dddd-dd-ddTdd:dd:dd";
     let fits = |shape: &[u8], text: &[u8]| {
@@ -128,7 +128,7 @@ fn is_time(text: &[u8]) -> bool {
     zone == b"Z" || (zone.len() == 6 && fits(b"sdd:dd", zone))
 }
 
-/// What was asked for, applied to the entries of all files of a log in turn.
+/// Selection of the content, applied to the entries of all files of a log in turn.
 #[derive(Debug)]
 pub(super) struct Filter {
     since: Option<jiff::Timestamp>,
@@ -156,7 +156,7 @@ impl Filter {
         }
     }
 
-    /// Whether the limit is reached.
+    /// Returns whether the limit is reached.
     pub(super) fn is_full(&self) -> bool {
         self.left == Some(0)
     }

@@ -13,10 +13,10 @@ pub(super) const COMPRESSED: &str = ".gz";
 /// Suffix of a compressed file that is being written.
 pub(super) const TEMPORARY: &str = ".tmp";
 
-/// How times are written in the names of rotated files.
+/// Format of times in the names of rotated files.
 pub(super) const STAMP: &str = "%Y%m%d-%H%M%S";
 
-/// Where a log is.
+/// Directory and file name of a log.
 #[derive(Clone, Debug)]
 pub(super) struct LogPath {
     pub(super) dir: PathBuf,
@@ -118,7 +118,7 @@ pub(super) fn identity(metadata: &fs::Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
 
-/// Whether this is `YYYYMMDD-hhmmss`, and a time.
+/// Returns whether this has the form `YYYYMMDD-hhmmss` and is a valid time.
 pub(super) fn is_stamp(text: &str) -> bool {
     let shape = text.len() == 15
         && text.bytes().enumerate().all(|(i, b)| match i {

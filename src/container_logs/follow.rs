@@ -30,7 +30,8 @@ struct Following {
     stop: CancellationToken,
 }
 
-/// What there is of a log. Ends early when `stop` is cancelled. Holds nothing but open files while it is not polled.
+/// Streams the present content of a log. Ends early when `stop` is cancelled. Holds only open files while it is not
+/// polled.
 pub fn snapshot(
     reader: LogReader,
     stop: CancellationToken,

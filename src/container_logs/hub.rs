@@ -18,14 +18,14 @@ use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 use tracing::{debug, warn};
 
-/// How long changes are collected.
+/// Time for which changes are collected.
 const LOOK_AWAY: Duration = Duration::from_millis(20);
-/// How often it is asked whether containers have ended, and unwatched logs are looked at.
+/// Interval at which unwatched logs are polled, and containers are checked for their end.
 const PERIOD: Duration = Duration::from_secs(1);
 /// Reads of the event queue at a time; what is left is read next time.
 const READS: usize = 64;
 
-/// Whether the container that writes a log has ended. Called about once a second; must not block.
+/// Returns whether the container that writes a log has ended. Called about once a second; must not block.
 pub type Ended = Box<dyn Fn() -> bool + Send + Sync>;
 
 /// Shared handle.

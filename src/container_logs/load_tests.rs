@@ -13,7 +13,7 @@ const FOLLOWERS: usize = 200;
 const LINES: usize = 6_000;
 const ROTATE_EVERY: usize = 1_000;
 
-/// Which lines a follower got, by number.
+/// Lines that a follower got, by number.
 struct Got {
     lines: Vec<u8>,
     rest: Vec<u8>,

@@ -21,18 +21,18 @@ use super::entry::{Assembler, Filter, LogOptions};
 use super::files::{LogPath, RotatedFile, identity, open};
 use super::tail::{self, Tail, is_damage};
 
-/// What is read, and about what is given out, at a time.
+/// Bytes that are read at a time, and roughly those that are returned at a time.
 const CHUNK: usize = 32 * 1024;
-/// What is read at most before the caller has its say again, when nothing of it is wanted.
+/// Bytes that are read without any wanted content before control returns to the caller.
 const BUDGET: usize = 1 << 20;
-/// How long lines may come to a file after there is a newer one.
+/// Time for which lines may still arrive in a file after a newer file exists.
 const LATE: Duration = Duration::from_secs(2);
-/// How long lines may come after the container has ended.
+/// Time for which lines may still arrive after the container has ended.
 const SETTLE: Duration = Duration::from_millis(300);
-/// How often the files are looked at anew when they change under the reader.
+/// Number of times that the files are listed again if they change during the read.
 const TRIES: usize = 100;
 
-/// What [`LogReader::step`] did.
+/// Outcome of [`LogReader::step`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
     /// Read something; of what was wanted this, which may be nothing.

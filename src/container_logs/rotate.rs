@@ -35,9 +35,9 @@ fn error(verb: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RotateErr
 /// A log that was renamed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rotated {
-    /// What it was called.
+    /// Path before the rotation.
     pub from: PathBuf,
-    /// What it is called now.
+    /// Path after the rotation.
     pub to: PathBuf,
 }
 

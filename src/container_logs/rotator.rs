@@ -36,7 +36,7 @@ pub struct RotationPolicy {
     pub max_files: u32,
     /// Rotations that run at once; at least 1.
     pub workers: usize,
-    /// How often sizes are looked at.
+    /// Poll interval of sizes.
     pub interval: Duration,
 }
 
@@ -54,7 +54,7 @@ pub struct LogRotator {
 
 #[derive(Default)]
 struct Tried {
-    /// What was said last of a log that cannot be rotated.
+    /// Last message about each log that cannot be rotated.
     said: HashMap<ContainerId, String>,
     /// Missing logs that the runtime has opened anew. One that is still missing then is written nowhere, or elsewhere.
     reopened: HashSet<ContainerId>,

@@ -1,4 +1,4 @@
-//! Where the last lines of a file begin. A line is what ends with an `F` entry: parts are one line together.
+//! Finds the last lines of a file. A line is what ends with an `F` entry: parts are one line together.
 //!
 //! A plain file is read from its end, block by block; a compressed one from its start.
 
@@ -12,16 +12,16 @@ use super::entry::{Head, MAX_HEAD};
 
 const BLOCK: usize = 64 * 1024;
 
-/// Where the last lines begin.
+/// Position of the last lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tail {
     /// Byte at which they begin.
     pub(super) start: u64,
-    /// How many they are: fewer than asked for when the file has no more.
+    /// Number of lines: fewer than requested if the file has no more.
     pub(super) lines: u64,
 }
 
-/// Whether a decoder gave up, rather than the disk.
+/// Returns whether an error comes from the decoder, and not from the disk.
 pub(super) fn is_damage(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
     matches!(error.kind(), InvalidData | InvalidInput | UnexpectedEof)
@@ -33,7 +33,7 @@ fn head_of(rest: &[u8]) -> &[u8] {
     memchr(b'\n', head).map_or(head, |newline| &head[..newline])
 }
 
-/// Whether the line after this entry is another one.
+/// Returns whether the line ends with this entry.
 fn ends_line(head: &[u8]) -> bool {
     Head::parse(head).is_none_or(|head| !head.partial)
 }

@@ -71,7 +71,7 @@ fn read_all(reader: &mut LogReader, out: &mut Vec<u8>) {
     }
 }
 
-/// What there is now, without ending.
+/// Reads the present content, without waiting for the end.
 fn read_some(reader: &mut LogReader, out: &mut Vec<u8>, steps: usize) {
     for _ in 0..steps {
         match reader.step(false).unwrap() {
@@ -202,7 +202,7 @@ proptest! {
         prop_assert!(out == content(&entries), "{} of {} bytes", out.len(), content(&entries).len());
     }
 
-    /// What is read at once: all files, or the last lines of them.
+    /// The content at once: all files, or their last lines.
     #[test]
     fn the_last_lines_are_those_of_all_files(
         entries in entries(),
