@@ -37,7 +37,7 @@ pub use pressure::{Figures, Garbage, NodePressure, PressureOptions, Remedies, Us
 pub use usage::{DiskUsage, Measured, Missed, Stop, measure};
 pub use walks::{WalkError, Walks};
 
-/// How often usage is looked at.
+/// Poll interval of usage.
 const PERIOD: Duration = Duration::from_secs(10);
 /// Grace of a pod over a limit of local storage, in seconds; upstream's `immediateEvictionGracePeriodSeconds`.
 const GRACE: i64 = 1;
@@ -45,7 +45,7 @@ const GRACE: i64 = 1;
 const POD_UID: &str = "io.kubernetes.pod.uid";
 const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 
-/// Whose pods are watched, and who stops them.
+/// Source of the pods to watch, which can also stop them.
 pub trait ActivePods: Send + Sync {
     /// Returns the pods that run or are to run, without those that are being stopped.
     fn running(&self) -> Vec<Arc<Pod>>;
@@ -55,7 +55,7 @@ pub trait ActivePods: Send + Sync {
     fn evicting(&self) -> Vec<Evicting>;
 }
 
-/// How a pod is evicted.
+/// Parameters of a pod's eviction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Eviction {
     /// Message of the pod and of its event.
@@ -84,28 +84,28 @@ pub struct LocalStorage {
     walks: Walks,
 }
 
-/// What is known of the pods besides what they use.
+/// State of the measurements of pods.
 #[derive(Default)]
 struct Watched {
     /// Those that are measured at the time.
     under_way: HashSet<PodUid>,
-    /// How often in a row a pod kept itself from being measured completely.
+    /// Number of consecutive measurements that a pod itself made incomplete.
     missed: HashMap<PodUid, u32>,
 }
 
-/// What one look at a pod found.
+/// Result of one measurement of a pod.
 struct Found {
     /// At least that.
     usage: StorageUsage,
     whole: Whole,
 }
 
-/// Whether all of it was measured.
+/// Completeness of a measurement.
 enum Whole {
     Yes,
     /// Not for a reason that the pod cannot bring about.
     Unknown,
-    /// What was not, and why; by the pod's doing.
+    /// Incomplete because of the pod; the part that was not measured, and the reason.
     No(String),
 }
 
@@ -292,7 +292,7 @@ impl LocalStorage {
     }
 }
 
-/// What is measured of a pod.
+/// Part of a pod's local storage.
 enum Place {
     Hosts,
     Messages(String),

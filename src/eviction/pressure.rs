@@ -78,7 +78,7 @@ pub trait Garbage: Send + Sync {
     fn remove(&self, waste: Waste) -> BoxFuture<'_, bool>;
 }
 
-/// What relieves a node.
+/// Means to free resources of the node.
 #[derive(Clone)]
 pub struct Remedies {
     /// Candidates.
@@ -87,7 +87,7 @@ pub struct Remedies {
     pub garbage: Arc<dyn Garbage>,
 }
 
-/// What the manager works with.
+/// Dependencies of the manager.
 pub struct PressureOptions {
     /// Set once the pods are known; the node is only observed before.
     pub remedies: Arc<OnceLock<Remedies>>,
@@ -138,7 +138,7 @@ struct Look {
     at: Stamp,
 }
 
-/// What became of an attempt to relieve a threshold.
+/// Outcome of an attempt to relieve a threshold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// A pod is being evicted for it.
@@ -306,8 +306,8 @@ impl NodePressure {
         self.evicting = evicting;
     }
 
-    /// Whether a pod that was evicted has to end before another one goes for a threshold. One with a longer grace period
-    /// does not hold up a hard threshold.
+    /// Returns whether an evicted pod has to end before another one is evicted for a threshold. A pod with a longer
+    /// grace period does not delay a hard threshold.
     fn is_busy(&self, threshold: &Threshold, now: Stamp) -> bool {
         let is_hard = threshold.grace.is_none();
         self.evicting
@@ -466,7 +466,7 @@ impl NodePressure {
     }
 }
 
-/// How long an eviction may take before the next one begins.
+/// Returns the time that an eviction may take before the next one begins.
 fn patience(pod: &Evicting) -> Duration {
     let seconds = u64::try_from(pod.grace_seconds).unwrap_or(0);
     let killing = Duration::from_millis(seconds.saturating_mul(1500));

@@ -1,4 +1,4 @@
-//! How much of a disk a file or directory takes.
+//! Measures the disk usage of a file or directory.
 //!
 //! In: a path, and a [`Stop`] by which somebody else ends the walk. Out: what was counted, and why that is not all.
 //!
@@ -21,16 +21,16 @@ use crate::types::beneath;
 
 /// Bytes of a block as `st_blocks` counts them.
 const BLOCK: u64 = 512;
-/// How many directories on the way down stay open. Of deeper ones the walk finds its way back by `..`.
+/// Number of directories on the way down that stay open. From deeper ones the walk returns by `..`.
 const OPEN: usize = 64;
 /// Bytes that may be taken by the names of directories that are yet to be measured, and by the hard links that were counted.
 const HELD: usize = 64 << 20;
-/// What a directory on the way down takes of them, about.
+/// Approximate cost of a directory on the way down, in bytes of `HELD`.
 const LEVEL: usize = 128;
-/// What a hard link takes.
+/// Cost of a hard link, in bytes of `HELD`.
 const LINK: usize = 16;
 
-/// What a directory takes.
+/// Disk usage of a directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskUsage {
     /// Bytes on disk.
@@ -39,7 +39,7 @@ pub struct DiskUsage {
     pub inodes: u64,
 }
 
-/// What was counted.
+/// Result of a walk.
 #[derive(Debug, Default)]
 pub struct Measured {
     /// All there is, or a part of it when something was missed.
@@ -48,7 +48,7 @@ pub struct Measured {
     pub missed: Option<Missed>,
 }
 
-/// Why something was not counted.
+/// Reason why something was not counted.
 #[derive(Debug, thiserror::Error)]
 pub enum Missed {
     /// The file system refuses. No container brings that about: a device or the agent itself is in trouble.
@@ -72,7 +72,7 @@ impl From<Errno> for Missed {
 }
 
 impl Missed {
-    /// Whether containers can bring it about.
+    /// Returns whether containers can cause it.
     pub fn is_of_the_pod(&self) -> bool {
         !matches!(self, Self::Io(_))
     }
@@ -88,7 +88,7 @@ impl Stop {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether they are to end.
+    /// Returns whether walks must end.
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
@@ -293,7 +293,7 @@ impl Walk<'_> {
         self.found.missed.get_or_insert(missed);
     }
 
-    /// Whether there is room for so much; if not, something is missed.
+    /// Reserves bytes of the walk's memory. Returns whether they fit; if not, the result is marked incomplete.
     fn hold(&mut self, bytes: usize) -> bool {
         let fits = self.held.saturating_add(bytes) <= self.limit;
         if fits {
@@ -334,7 +334,7 @@ fn is_dir(seen: &FileStat) -> bool {
     SFlag::from_bits_truncate(seen.st_mode) & SFlag::S_IFMT == SFlag::S_IFDIR
 }
 
-/// What a name takes, with what allocating it adds.
+/// Returns the memory that a name takes, with the overhead of its allocation.
 fn cost(name: &CStr) -> usize {
     name.count_bytes() + 48
 }

@@ -13,14 +13,14 @@ use tokio::task::JoinError;
 use super::usage::Stop;
 use crate::types::PodUid;
 
-/// How many pods are measured at once.
+/// Number of pods that are measured at once.
 const AT_ONCE: usize = 4;
-/// How long one may take; then it is told to end.
+/// Deadline of a measurement; after that it is stopped.
 pub(super) const DEADLINE: Duration = Duration::from_secs(120);
-/// How long it may take to end. Who does not even do that hangs.
+/// Time that a stopped measurement has to end. One that does not end counts as hanging.
 pub(super) const GRACE: Duration = Duration::from_secs(10);
 
-/// Why a pod was not measured. Containers do not bring it about.
+/// Reason why a pod was not measured. Containers cannot cause it.
 #[derive(Debug, thiserror::Error)]
 pub enum WalkError {
     /// The one before has not ended.

@@ -36,7 +36,7 @@ struct Node {
     evicted: Mutex<Vec<(String, i64)>>,
     /// Signals for which pods cannot be measured.
     unmeasured: Mutex<Vec<Signal>>,
-    /// How old figures of disks might have been, each time that somebody asked.
+    /// Maximum age that each request for the usage of disks allowed.
     max_ages: Mutex<Vec<Duration>>,
     disks: Mutex<Disks>,
     /// Evictions take long to be on record.
@@ -46,7 +46,7 @@ struct Node {
     removal_hangs: Mutex<bool>,
     removals: Mutex<u32>,
     removed: Mutex<Vec<Waste>>,
-    /// What is available after garbage was removed.
+    /// Available amount after the removal of garbage.
     after_removal: Mutex<Option<u64>>,
 }
 
