@@ -15,12 +15,12 @@ use tokio::net::UnixStream;
 use super::view::{Dump, History, Query};
 use super::{Info, socket_path};
 
-/// How long a live agent may take to accept, and then to begin its answer.
+/// Time that a live agent has to accept, and then to begin its answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The largest answer that is taken at once.
 const MAX_ANSWER: usize = 1 << 30;
 
-/// Why a live agent gave no answer.
+/// Reason why a live agent gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// No agent listens.
@@ -46,7 +46,7 @@ pub enum ClientError {
     Broken {
         /// The socket.
         path: PathBuf,
-        /// What happened.
+        /// Cause.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },

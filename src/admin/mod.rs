@@ -62,7 +62,7 @@ const MAX_CONNECTIONS: usize = 32;
 /// Longest path a unix socket address holds, without the final zero.
 const MAX_SOCKET_PATH: usize = 107;
 
-/// Why the admin socket cannot be served.
+/// Reason why the admin socket cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
     /// The path does not fit into a socket address.
@@ -74,11 +74,11 @@ pub enum AdminError {
     /// A file operation or the bind failed.
     #[error("{action} {}", path.display())]
     Io {
-        /// What was done.
+        /// Verb of the failed operation.
         action: &'static str,
         /// To which path.
         path: PathBuf,
-        /// What the kernel said.
+        /// Error of the kernel.
         #[source]
         source: std::io::Error,
     },
@@ -87,7 +87,7 @@ pub enum AdminError {
 /// An error of what the composition root supplies.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What the admin server needs from the rest of the agent. Called on threads that may block.
+/// Functions that the admin server needs from the rest of the agent. Called on threads that may block.
 pub trait AdminHooks: Send + Sync + 'static {
     /// Records that were set aside.
     fn quarantined(&self) -> Vec<Quarantined>;
@@ -110,7 +110,7 @@ pub struct AdminInfo {
     pub version: String,
     /// When the agent started.
     pub started: Stamp,
-    /// How the node stands with its credentials; `None` without an API server.
+    /// Status of the node's credentials; `None` without an API server.
     pub credentials: Option<Standing>,
     /// See [`AdminHooks`].
     pub hooks: Arc<dyn AdminHooks>,
@@ -142,10 +142,9 @@ pub struct Info {
     pub started: String,
     /// `ok`, or why the store refuses commits.
     pub store: String,
-    /// Whether the disk is full.
+    /// True if the disk is full.
     pub out_of_space: bool,
-    /// What is wrong with the credentials of the node, and the commands that end it. An agent that does not know the field does not
-    /// tell.
+    /// Error of the node's credentials, and the commands that fix it. Absent from agents that do not know the field.
     #[serde(default)]
     pub credentials: Option<String>,
 }

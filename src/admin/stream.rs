@@ -25,8 +25,8 @@ const COALESCE: Duration = Duration::from_millis(100);
 
 type Chunk = Result<Bytes, io::Error>;
 
-/// What is there, a bookmark, then what changes, as JSON lines. A reader that is slower than the store
-/// misses states in between, never the newest. Ends with `stop` or with the store.
+/// Streams the present rows, a bookmark, then the changes, as JSON lines. A reader that is slower than the store misses
+/// states in between, never the newest. Ends with `stop` or with the store.
 pub(super) fn watch(
     store: Store,
     query: Query,
@@ -82,8 +82,8 @@ fn encode(before: &State, after: &State, query: &Query, first: bool) -> Chunk {
     Ok(lines.into())
 }
 
-/// What `write` writes, on a thread of its own. A failure breaks the body off, so that the reader cannot
-/// take a part for the whole.
+/// Streams the output of `write`, which runs on a thread of its own. A failure breaks the body off, so that a reader
+/// cannot mistake a part for the whole.
 pub(super) fn written(
     write: impl FnOnce(&mut dyn Write) -> Result<(), BoxError> + Send + 'static,
 ) -> impl Stream<Item = Chunk> {

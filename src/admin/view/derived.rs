@@ -12,7 +12,7 @@ use crate::core::state::{ObjectRecord, State, Table, kinds};
 use crate::events::{KeptEvent, kept_events};
 use crate::types::{Event, EventType, PodUid};
 
-/// How the journal names an event.
+/// Prefix of events in the journal.
 const EVENT: &str = "event ";
 
 /// The node as the API server last showed it, and what was last reported of its status.
@@ -161,7 +161,7 @@ pub(super) fn claims(state: &State, index: &PodIndex) -> Vec<Row> {
     rows
 }
 
-/// What makes a line of the journal and an Event object the same event: pod, type, container, reason, message.
+/// Fields that identify a journal line and an Event object as the same event: pod, type, container, reason, message.
 type Identity<'a> = (Option<&'a str>, &'a str, Option<&'a str>, &'a str, &'a str);
 
 fn identity(event: &Event) -> Identity<'_> {
@@ -188,7 +188,7 @@ fn fill(row: &mut Row, told: &Told<'_>, reason: &str, api_server: Option<Value>)
     }
 }
 
-/// What is on record of an Event object.
+/// Returns the stored state of an Event object.
 fn object(kept: &KeptEvent) -> Value {
     json!({
         "state": if kept.waiting { "Waiting" } else { "Told" },

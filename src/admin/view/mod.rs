@@ -1,4 +1,4 @@
-//! What `holdfast dump` shows, computed from a [`State`].
+//! Computes the output of `holdfast dump` from a [`State`].
 //!
 //! The live agent and the command line on a stopped store call the same functions, so both print the same
 //! for the same state. In: a state, the quarantined records, a [`Query`]. Out: a [`Dump`] whose rows are
@@ -41,7 +41,7 @@ pub struct Quarantined {
     pub table: String,
     /// Its key, as far as it is known.
     pub key: String,
-    /// What is wrong with it.
+    /// Reason why it cannot be read.
     pub reason: String,
     /// Size of the record in bytes.
     pub bytes: u64,
@@ -111,7 +111,7 @@ pub struct History {
     pub pods: Vec<PodUid>,
     /// Oldest first.
     pub items: Vec<HistoryItem>,
-    /// What it came to: the rows of these pods in the table of containers.
+    /// Resulting containers: the rows of these pods in the table of containers.
     #[serde(default)]
     pub containers: Vec<Row>,
 }
@@ -134,7 +134,7 @@ pub enum HistoryItem {
         to_generation: u64,
         /// First journal entry of the new generation, of whatever pod.
         at: Value,
-        /// Whether the machine was booted in between.
+        /// True if the machine was booted since the previous line.
         rebooted: bool,
     },
 }
@@ -242,7 +242,7 @@ pub fn history(state: &State, pod: &str) -> Result<History, QueryError> {
     })
 }
 
-/// How a row changed, as in a Kubernetes watch.
+/// Kind of a row's change, as in a Kubernetes watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum ChangeType {
@@ -279,8 +279,8 @@ impl Change {
     }
 }
 
-/// What changed from `before` to `after` in the views and for the pods of `query`. A selector that matches
-/// nothing yet matches later. The ring's forgotten journal lines are not changes.
+/// Returns the changes from `before` to `after` in the views and for the pods of `query`. A selector that matches
+/// nothing yet may match later. Journal lines that the ring has dropped are not changes.
 pub fn changes(before: &State, after: &State, query: &Query) -> Vec<Change> {
     let (old_index, new_index) = (PodIndex::of(before), PodIndex::of(after));
     let old_wanted = query.selector.resolve_lenient(before, &old_index);

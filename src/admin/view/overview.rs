@@ -119,7 +119,8 @@ fn row(state: &State, index: &PodIndex, uid: &str) -> Row {
     row
 }
 
-/// What kubectl says of a pod whose init containers are not done: the first of them that holds it up.
+/// Returns kubectl's status text of a pod with pending init containers. It describes the first one that is not
+/// complete.
 fn initializing(status: &api::PodStatus, pod: Option<&api::Pod>) -> Option<String> {
     let all = status.init_container_statuses.as_deref()?;
     for (done, container) in all.iter().enumerate() {

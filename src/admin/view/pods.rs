@@ -7,7 +7,7 @@ use crate::core::state::{JournalRecord, State};
 use crate::core::volumes::keys;
 use crate::types::{PodExt, PodUid};
 
-/// What a pod is called.
+/// Namespace and name of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodNames {
     /// Namespace, empty when no table knows it.

@@ -1,4 +1,4 @@
-//! Which rows of which tables are wanted.
+//! Selection of tables and rows.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,7 +18,7 @@ pub enum QueryError {
         "{what} not found in the store; `holdfast dump` lists the pods it knows, `holdfast dump --help` the tables"
     )]
     NotFound {
-        /// What was looked for.
+        /// Object of the search.
         what: String,
     },
     /// It names a table that does not exist.
@@ -79,7 +79,7 @@ impl View {
         }
     }
 
-    /// Whether its rows are about pods.
+    /// Returns whether its rows are about pods.
     pub fn is_about_pods(self) -> bool {
         !matches!(
             self,
@@ -139,7 +139,7 @@ fn singular(plural: &str) -> &str {
     }
 }
 
-/// Which pods. Everything that is set must hold.
+/// Selection of pods. A pod must match every field that is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selector {
     /// UID prefix, name, or `namespace/name`; must exist.
@@ -155,7 +155,7 @@ pub struct Selector {
 }
 
 impl Selector {
-    /// Whether it selects at all.
+    /// Returns whether no field is set.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -251,7 +251,7 @@ impl Wanted {
     }
 }
 
-/// What is to be shown.
+/// Tables and pods to show.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Query {
     /// Tables, in the order of the output.

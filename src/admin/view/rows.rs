@@ -144,13 +144,13 @@ pub(super) fn one(state: &State, index: &PodIndex, table: Table, key: &str) -> O
     Some(row)
 }
 
-/// Whether the table's key is that of an object that the API server sent; the other kinds are the agent's own.
+/// Returns whether the key belongs to an object that the API server sent. All other kinds are the agent's own.
 fn is_of_api(key: &str) -> bool {
     kinds::of_key(key).is_some_and(|kind| kind.is_of_api())
 }
 
-/// Who has confirmed what a record says, as far as the records tell: the runtime, the API server, or nobody
-/// since it was written down. `None` for records that nobody else could confirm.
+/// Names the authority that has confirmed a record's content, according to the records: the runtime, the API server, or
+/// none since it was written. `None` for records that no other party could confirm.
 fn confirmed_by(state: &State, key: &str, record: &AnyRecord) -> Option<&'static str> {
     const CHECKPOINT: &str = "checkpoint";
     let api_answers = || {
