@@ -1,7 +1,7 @@
-//! What is remembered of the node across restarts; see the module above for keys and format.
+//! Records of the node that survive restarts; see the module above for keys and format.
 //!
-//! Records are relaxed and nobody waits for them. One that the store could not take is submitted again with the next
-//! look at the node: what is wanted is compared with what the store holds.
+//! Records are relaxed, and no task waits for them. The next poll of the node submits a record again that the store did
+//! not accept, since it compares the wanted content with the stored one.
 
 use std::sync::Arc;
 
@@ -18,11 +18,11 @@ use crate::types::{Clock, Stamp};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Report {
-    /// Whether anything was reported yet; the record's time is that of the report then.
+    /// True once the node was reported; the record's time is that of the report.
     pub(super) reported: bool,
     /// The conditions that were reported last.
     pub(super) conditions: Vec<NodeCondition>,
-    /// What is known beside the node.
+    /// State that is kept beside the node.
     pub(super) memory: Memory,
 }
 
@@ -56,7 +56,7 @@ impl Checkpoint {
         self.read(&self.report_key)
     }
 
-    /// What cannot be read is not there: the API server tells it again.
+    /// Reads a record. One that cannot be read counts as absent, since the API server sends the node again.
     fn read<K: Kind>(&self, key: &Key<K>) -> Option<(K, Stamp)> {
         let state = self.store.snapshot();
         let record = state.stored(key)?;

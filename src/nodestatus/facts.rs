@@ -1,7 +1,7 @@
-//! What the machine and the runtime are: read from the kernel and the CRI, a little at a time.
+//! Reads the properties of the machine from the kernel, and those of the runtime through the CRI, a little at a time.
 //!
-//! The machine is looked at every 10 s, the runtime every minute, its images every minute or when they changed. What
-//! cannot be read keeps its last value.
+//! The machine is polled every 10 s, the runtime every minute, its images every minute or after a change. A value that
+//! cannot be read keeps its last content.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -154,7 +154,7 @@ impl FactsTask {
     }
 }
 
-/// What the runtime told, if it did in time.
+/// Returns the runtime's answer, if it came in time.
 async fn told<T>(what: &str, call: impl Future<Output = Result<T, CriError>>) -> Option<T> {
     match tokio::time::timeout(PATIENCE, call).await {
         Ok(Ok(answer)) => Some(answer),
@@ -201,7 +201,7 @@ async fn images(cri: &CriClient) -> Result<Vec<Image>, CriError> {
     Ok(listed.into_iter().map(image).collect())
 }
 
-/// What a machine is called.
+/// Identity of a machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
     /// `/etc/machine-id`.
@@ -214,7 +214,7 @@ pub struct Identity {
     pub os_image: String,
 }
 
-/// What this machine is called. Blocking, for some small files.
+/// Returns the identity of this machine. Blocking, for some small files.
 pub fn identity() -> Identity {
     let machine_id = boot::machine_id();
     let kernel_version = nix::sys::utsname::uname()

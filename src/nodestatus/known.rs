@@ -14,7 +14,7 @@ use super::checkpoint::Checkpoint;
 use crate::apiserver::Connection;
 use crate::node_object::NodeObject;
 
-/// Where a version of the node comes from.
+/// Origin of a version of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
     /// A quorum read: it is the node, whatever was known before.
@@ -91,7 +91,7 @@ impl Known {
         }
     }
 
-    /// Whether the watch said that there is no such node; once.
+    /// Returns whether the watch reported that the node does not exist, and clears that report.
     pub(super) fn take_gone(&self) -> bool {
         self.gone.swap(false, Ordering::Relaxed)
     }

@@ -20,7 +20,7 @@ use crate::core::node_status::NodeSettings;
 use crate::node_object::NodeObject;
 use crate::types::{Clock, Event, EventRecorder, EventType, Stamp};
 
-/// How often a node name that another machine uses too is told.
+/// Interval of reports about a node name that another machine uses too.
 pub(super) const CONFLICT_PERIOD: Duration = Duration::from_secs(60);
 
 /// First pause after a failure.
@@ -233,7 +233,7 @@ impl LeaseTask {
     }
 }
 
-/// Whether somebody renewed the lease lately.
+/// Returns whether the lease was renewed recently.
 pub(super) fn is_alive(lease: &Lease, now: Stamp) -> bool {
     let Some(spec) = &lease.spec else {
         return false;

@@ -65,7 +65,7 @@ use status::StatusTask;
 /// A request that takes longer is given up.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the node's status is made from.
+/// Sources of the node's status.
 pub struct NodeStatusOptions {
     /// From the configuration.
     pub settings: NodeSettings,
@@ -83,13 +83,13 @@ pub struct NodeStatusOptions {
     pub clock: Arc<dyn Clock>,
     /// The runtime: version, handlers, images.
     pub cri: CriClient,
-    /// Whether the node can work on pods.
+    /// Ability of the node to run pods.
     pub runtime_state: RuntimeState,
     /// Kept up to date.
     pub node_object: NodeObject,
     /// For events about the node.
     pub recorder: Arc<dyn EventRecorder>,
-    /// What the node is short of.
+    /// Conditions of resource pressure.
     pub pressure: watch::Receiver<Pressure>,
     /// Volumes in use; `None` while that is not known: the API server's list stays.
     pub volumes_in_use: watch::Receiver<Option<InUse>>,
@@ -197,7 +197,7 @@ impl NodeStatus {
     }
 }
 
-/// What [`NodeStatusOptions`] holds beside the sources of facts.
+/// The fields of [`NodeStatusOptions`] that are not sources of facts.
 struct Parts {
     settings: NodeSettings,
     api: ApiClient,

@@ -45,7 +45,7 @@ impl StatusTask {
         }
     }
 
-    /// Whether it was made; not so when there is one already.
+    /// Creates the node. Returns false if it exists already.
     async fn create(&mut self) -> Result<bool, NodeError> {
         let name = &self.settings.name;
         let first = self.first();

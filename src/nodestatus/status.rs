@@ -26,7 +26,7 @@ use crate::core::shutdown;
 use crate::runtime_state::{RUNTIME_UP_THRESHOLD, RuntimeState};
 use crate::types::{Clock, EventRecorder, Stamp};
 
-/// How often the runtime is asked for until the node is Ready. Upstream: `fastNodeStatusUpdate`.
+/// Poll interval of the runtime until the node is Ready. Upstream: `fastNodeStatusUpdate`.
 const FAST: Duration = Duration::from_millis(100);
 /// First pause after a failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -46,7 +46,7 @@ pub(super) struct StatusTask {
     pub(super) report: Report,
     /// When the newest report was made.
     pub(super) reported: Option<Stamp>,
-    /// How long it may go without one.
+    /// Longest time between two reports.
     interval: Duration,
     started: Stamp,
     /// The node was seen in the API server, or made there, by this agent.
@@ -148,7 +148,7 @@ impl StatusTask {
         }
     }
 
-    /// Whether the API server shows other volumes in use than there are.
+    /// Returns whether the API server's list of volumes in use differs from the actual one.
     fn volumes_differ(&self) -> bool {
         let facts = self.facts.borrow();
         let Some(in_use) = facts.as_ref().and_then(|f| f.volumes_in_use.as_ref()) else {

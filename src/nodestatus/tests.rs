@@ -33,7 +33,7 @@ impl Clock for TokioClock {
     }
 }
 
-/// What the API server holds and was asked.
+/// State of the API server, and its requests.
 #[derive(Default)]
 struct Server {
     node: Option<Value>,
@@ -42,7 +42,7 @@ struct Server {
     log: Vec<String>,
     patches: Vec<Value>,
     down: bool,
-    /// What the label `kubernetes.io/os` always is.
+    /// Fixed value of the label `kubernetes.io/os`.
     forced: Option<&'static str>,
     /// Watches see the node this often, and end.
     watch: Option<tokio::sync::watch::Sender<u64>>,
