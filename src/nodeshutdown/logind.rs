@@ -22,15 +22,15 @@ use zbus::{Connection, MatchRule, Message, MessageStream, message};
 use super::{Announced, Announcer};
 use crate::core::shutdown::{self, Inhibitor, Lock, Periods};
 
-/// How long a call may take.
+/// Deadline of a call.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long systemd may take to say whether the machine goes down: the agent ends meanwhile.
+/// Time that systemd has to answer whether the machine shuts down. The agent is exiting meanwhile.
 const LAST_QUESTION: Duration = Duration::from_secs(2);
 /// Pause before the bus is looked for again; upstream's `dbusReconnectPeriod`.
 const RECONNECT: Duration = Duration::from_secs(1);
 /// First pause before `logind` is asked whether it has read its configuration again; it doubles.
 const FIRST_LOOK: Duration = Duration::from_millis(100);
-/// How often it is asked.
+/// Number of polls.
 const LOOKS: u32 = 5;
 /// Queue of signals that are not handled yet.
 const QUEUE: usize = 16;
@@ -47,7 +47,7 @@ const BUS_PATH: &str = "/org/freedesktop/DBus";
 const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
 /// systemd's own socket, for root. It answers when the bus is down already.
 const PRIVATE_SOCKET: &str = "/run/systemd/private";
-/// Where a longer delay is asked for.
+/// File that configures a longer delay.
 const DROP_IN: &str = "/etc/systemd/logind.conf.d/99-holdfast.conf";
 const SIGHUP: i32 = 1;
 
@@ -60,7 +60,7 @@ pub enum LogindError {
     /// It refused, or the answer makes no sense.
     #[error("{what} over D-Bus: {source}")]
     Refused {
-        /// What was asked.
+        /// Request that was sent.
         what: &'static str,
         /// Why.
         #[source]
@@ -69,7 +69,7 @@ pub enum LogindError {
     /// It did not answer.
     #[error("{what} over D-Bus: no answer within {} s", PATIENCE.as_secs())]
     Silent {
-        /// What was asked.
+        /// Request that was sent.
         what: &'static str,
     },
     /// The drop-in cannot be written.
@@ -87,9 +87,9 @@ pub enum LogindError {
         allowed.as_secs(), wanted.as_secs()
     )]
     TooShort {
-        /// What it allows.
+        /// Delay that it allows.
         allowed: Duration,
-        /// What the pods need.
+        /// Delay that the pods need.
         wanted: Duration,
     },
     /// The bus or `logind` went away.
@@ -97,7 +97,7 @@ pub enum LogindError {
     Lost,
 }
 
-/// Where it is reached.
+/// Address of `logind`.
 enum Place {
     /// On the system bus.
     Machine,
@@ -347,7 +347,7 @@ async fn goes_down(bus: &Bus) -> Result<bool, LogindError> {
     Ok(shutdown::is_going_down(&state))
 }
 
-/// What sd_booted(3) looks at.
+/// Returns whether systemd runs, as sd_booted(3) does.
 fn is_systemd() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }

@@ -34,7 +34,7 @@ use crate::types::{Clock, Event, EventRecorder, EventType, PodExt, PodUid, Stamp
 /// After a restart during a shutdown: how long to wait for the answer whether it was cancelled meanwhile.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Whether the machine is about to go down.
+/// Announcement of a machine's shutdown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Announced {
     /// Nobody has said yet.
@@ -101,9 +101,9 @@ pub struct Link {
 /// The other end.
 #[derive(Debug)]
 pub struct Announcer {
-    /// What is announced; the newest counts.
+    /// Newest announcement.
     pub announced: watch::Sender<Announced>,
-    /// Whether the machine may go down.
+    /// True once the machine may shut down.
     pub released: watch::Receiver<bool>,
     /// The lock that holds the machine back, for who asks.
     pub lock: watch::Sender<Lock>,
@@ -139,11 +139,11 @@ pub trait NodePods: Send + Sync {
     fn terminate(&self, pod: &Arc<Pod>, grace_seconds: i64);
 }
 
-/// What the manager works with.
+/// Dependencies of the manager.
 pub struct NodeShutdownOptions {
-    /// How long the pods have; `None` where nothing is configured.
+    /// Grace periods of the pods; `None` if none are configured.
     pub periods: Option<Periods>,
-    /// What announces shutdowns.
+    /// Source of shutdown announcements.
     pub link: Link,
     /// Orders of this machine.
     pub local: LocalDrain,

@@ -13,7 +13,7 @@ use zbus::names::BusName;
 use super::super::{Link, link};
 use super::*;
 
-/// What the machine is like.
+/// State of the machine.
 #[derive(Debug, Default)]
 struct Machine {
     delay: Duration,
@@ -28,7 +28,7 @@ struct Machine {
 #[derive(Clone)]
 struct Shared {
     machine: Arc<Mutex<Machine>>,
-    /// How many locks were asked for.
+    /// Number of locks that were requested.
     asked: watch::Sender<usize>,
     drop_in: PathBuf,
     obeys: bool,
