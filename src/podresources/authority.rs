@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 
-/// What a client begins with.
+/// First bytes of a client.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// SETTINGS_MAX_FRAME_SIZE and SETTINGS_HEADER_TABLE_SIZE, of which the server's settings say nothing else.
 const MAX_FRAME: usize = 16 * 1024;
@@ -137,7 +137,7 @@ fn rewritten(decoder: &mut Decoder<'_>, mut block: Vec<u8>) -> io::Result<Vec<u8
     Ok(written)
 }
 
-/// Whether every header in the block is there to its end, whatever its indices and strings mean.
+/// Returns whether every header in the block is complete, regardless of the meaning of its indexes and strings.
 fn whole(mut block: &[u8]) -> Option<()> {
     while let Some(first) = block.first() {
         // The bits of its first integer, and whether strings follow.

@@ -1,4 +1,4 @@
-//! How many requests are answered: 100 a second with a burst of 10, as upstream's `LimiterUnaryServerInterceptor`.
+//! Limits the rate of requests: 100 a second with a burst of 10, as upstream's `LimiterUnaryServerInterceptor`.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -30,7 +30,7 @@ impl Limiter {
         }
     }
 
-    /// Whether one more request may be answered now.
+    /// Returns whether one more request may be answered now.
     pub(crate) fn allow(&self) -> bool {
         let now = self.clock.now();
         let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);

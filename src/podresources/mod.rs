@@ -69,7 +69,7 @@ pub struct SocketError {
 /// Gives the active pods, in any order. Must not block.
 pub type ActivePods = Arc<dyn Fn() -> Vec<Arc<Pod>> + Send + Sync>;
 
-/// What is told. Cheap to clone.
+/// Data that the service returns. Cheap to clone.
 #[derive(Clone)]
 pub struct PodResources {
     active: ActivePods,

@@ -95,7 +95,7 @@ pub struct ContainerMemory {
     /// Bytes.
     #[prost(uint64, tag = "2")]
     pub size: u64,
-    /// Where it is.
+    /// NUMA nodes of the memory.
     #[prost(message, optional, tag = "3")]
     pub topology: Option<TopologyInfo>,
 }
@@ -109,7 +109,7 @@ pub struct ContainerDevices {
     /// The devices.
     #[prost(string, repeated, tag = "2")]
     pub device_ids: Vec<String>,
-    /// Where they are; not in v1alpha1.
+    /// NUMA nodes of the devices; not in v1alpha1.
     #[prost(message, optional, tag = "3")]
     pub topology: Option<TopologyInfo>,
 }
@@ -139,7 +139,7 @@ pub struct DynamicResource {
     /// Namespace of the claim.
     #[prost(string, tag = "3")]
     pub claim_namespace: String,
-    /// What the claim gives.
+    /// Resources of the claim.
     #[prost(message, repeated, tag = "4")]
     pub claim_resources: Vec<ClaimResource>,
 }

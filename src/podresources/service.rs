@@ -21,7 +21,7 @@ use crate::types::metrics::{ServerApiVersionLabel, Tally};
 pub(super) trait Version: Clone + Send + Sync + 'static {
     /// Name of the service.
     const NAME: &'static str;
-    /// Whether it has more than List.
+    /// True if it has more calls than List.
     const WHOLE: bool;
     /// Value of the label of metrics.
     const LABEL: &'static str;
@@ -125,8 +125,8 @@ type Answer<Req, Res> = fn(&PodResources, Req) -> Result<Res, Status>;
 
 type ByVersion<C> = Family<ServerApiVersionLabel, C>;
 
-/// What counts the requests of a method, and those of them that failed. A request that the rate limit refuses is not
-/// counted, as upstream.
+/// Counters of a method's requests, and of those that failed. A request that the rate limit refuses is not counted, as
+/// upstream.
 struct Counters {
     version: &'static str,
     all: ByVersion<Counter>,

@@ -378,8 +378,8 @@ async fn a_new_agent_takes_the_place_of_the_old_socket() {
     assert_eq!(answer.pod_resources.len(), 1);
 }
 
-/// What grpc-go sends when it was given the path of a socket: compressed headers with a table, and the path as the
-/// authority. Twice, so that the second block refers to the table of the first.
+/// Replays the bytes of a grpc-go client that got the path of a socket: compressed headers with a table, and the path
+/// as the authority. Twice, so that the second block refers to the table of the first.
 #[tokio::test]
 async fn a_client_that_names_the_socket_as_authority_is_answered() {
     let served = Served::new(vec![pod("a", "one")]);
@@ -460,7 +460,7 @@ fn connection_with(block: &[u8]) -> Vec<u8> {
     sent
 }
 
-/// What becomes of such a connection, in this task: a panic is one of the test.
+/// Relays such a connection in this task: a panic fails the test.
 async fn relayed(block: &[u8]) -> Result<Vec<u8>, String> {
     let (mut client, theirs) = tokio::io::duplex(1 << 20);
     let (ours, mut server) = tokio::io::duplex(1 << 20);

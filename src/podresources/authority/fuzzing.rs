@@ -60,7 +60,7 @@ enum Message {
     Other(Frame),
 }
 
-/// What a connection says up to its first error. `is_plain`: its header blocks must be such as the relay writes.
+/// Parses a connection up to its first error. `is_plain`: its header blocks must have the form that the relay writes.
 fn messages(mut bytes: &[u8], is_plain: bool) -> Vec<Message> {
     let mut found = Vec::new();
     if !bytes.starts_with(PREFACE) {
