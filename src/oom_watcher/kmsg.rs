@@ -20,7 +20,7 @@ pub(super) struct Kmsg {
     buffer: Vec<u8>,
 }
 
-/// What a read gave.
+/// Result of a read.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next<'a> {
     /// The next record.

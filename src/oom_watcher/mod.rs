@@ -34,7 +34,7 @@ use crate::types::{Clock, Event, EventRecorder, EventType, PodUid};
 
 /// The kernel's log.
 pub const DEVICE: &str = "/dev/kmsg";
-/// How often a log that cannot be read is tried again.
+/// Interval of retries for a log that cannot be read.
 const AGAIN: Duration = Duration::from_secs(60);
 
 /// The cgroups of pods.
@@ -45,7 +45,7 @@ pub trait Cgroups: Send + Sync {
     fn memory_limit_at(&self, path: &str) -> Option<u64>;
 }
 
-/// What the watcher works with.
+/// Dependencies of the watcher.
 pub struct OomWatcherParts {
     /// Remembers how far the log was told, and knows containers by their IDs.
     pub store: Store,
@@ -71,11 +71,11 @@ pub struct OomWatcher {
     position: Option<u64>,
     /// Number of the newest record that was read.
     read: Option<u64>,
-    /// Whether the position on record is older.
+    /// True if the stored position is older.
     moved: bool,
 }
 
-/// How far the log was told.
+/// Position in the log up to which kills were reported.
 #[derive(Serialize, Deserialize)]
 struct Position {
     boot: String,
@@ -248,7 +248,8 @@ impl OomWatcher {
         parts.recorder.record(event);
     }
 
-    /// That the cgroup at `path` reached its limit, which the kernel has printed, or which it still has.
+    /// Returns the text that the cgroup at `path` reached its limit: the limit from the kernel's message, or else the
+    /// current one.
     fn reached(&self, kill: &OomKill, path: &str, who: &str) -> String {
         let limit = kill
             .limit
@@ -276,7 +277,7 @@ impl OomWatcher {
     }
 }
 
-/// Whose process was killed.
+/// Owner of the killed process.
 struct Victim {
     pod: Arc<Pod>,
     /// Name and ID of the container.
@@ -285,7 +286,7 @@ struct Victim {
 }
 
 impl Victim {
-    /// Whether the cgroup at `path` is of the container.
+    /// Returns whether the cgroup at `path` belongs to the container.
     fn is_in(&self, path: &str) -> bool {
         oom::container_ids(path).any(|id| Some(id) == self.id.as_deref())
     }
@@ -317,7 +318,7 @@ fn container_at(state: &State, prefix: &str, path: &str) -> Option<Found> {
         })
 }
 
-/// How far the log of this boot was told.
+/// Returns the stored position in the log of this boot.
 fn recorded(state: &State, kernel_boot_id: &str) -> Option<u64> {
     match state.stored(&Position::key())?.read() {
         Ok(position) => (position.boot == kernel_boot_id).then_some(position.sequence),

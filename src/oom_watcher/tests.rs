@@ -1,4 +1,4 @@
-//! Which events a kernel's log gives, also to the next agent.
+//! Events from a kernel's log, also after a restart of the agent.
 
 use serde_json::json;
 
