@@ -73,7 +73,7 @@ impl RuntimeState {
         self.with(|d| d.runtime_error = Some(error.into()));
     }
 
-    /// Whether pod networking is ready, or why not.
+    /// Sets whether pod networking is ready, or the reason why not.
     pub fn set_network(&self, network: Result<(), String>) {
         self.with(|d| d.network_error = network.err());
     }
@@ -93,7 +93,7 @@ impl RuntimeState {
         self.with(|d| d.storage_error = storage.err());
     }
 
-    /// What the runtime said its handlers can.
+    /// Sets the features of the runtime's handlers.
     pub fn set_handlers(&self, handlers: Vec<v1::RuntimeHandler>) {
         self.with(|d| d.handlers = Some(handlers));
     }
@@ -120,8 +120,8 @@ impl RuntimeState {
         })
     }
 
-    /// Whether a handler of the runtime, empty = its default, can mount read-only recursively. `None` while the
-    /// runtime has not answered yet.
+    /// Returns whether a handler of the runtime can mount read-only recursively; an empty name is its default handler.
+    /// `None` while the runtime has not answered yet.
     pub fn mounts_recursively(&self, handler: &str) -> Option<bool> {
         self.with(|d| {
             let handlers = d.handlers.as_deref()?;
@@ -129,12 +129,12 @@ impl RuntimeState {
         })
     }
 
-    /// Why pods on the pod network cannot be started, if so.
+    /// Returns the reason why pods on the pod network cannot start; `None` if they can.
     pub fn network_error(&self) -> Option<String> {
         self.with(|d| d.network_error.clone())
     }
 
-    /// What keeps the sync loop from working. Upstream: `runtimeErrors` and `storageErrors`.
+    /// Returns the errors that keep the sync loop from working. Upstream: `runtimeErrors` and `storageErrors`.
     pub fn errors(&self, now: Stamp) -> Vec<String> {
         self.with(|d| {
             let mut errors = Vec::new();

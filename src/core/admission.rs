@@ -192,8 +192,8 @@ pub fn priority(pod: &Pod) -> i32 {
     })
 }
 
-/// What is set aside for the pod: per container, each requested resource, a limit where no request is given,
-/// and the limits that can be resized; likewise for the pod as a whole; see [`super::resize`].
+/// Returns the resources to allocate to the pod. Per container: each requested resource, a limit where there is no
+/// request, and the limits that can be resized. The same for the pod as a whole; see [`super::resize`].
 pub fn allocated(pod: &Pod) -> BTreeMap<String, BTreeMap<String, String>> {
     let containers = pod.init_containers().iter().chain(pod.containers());
     let containers = containers.map(|c| (c.name.clone(), super::resize::allocation_of(c)));

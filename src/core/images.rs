@@ -497,7 +497,8 @@ pub fn is_content_unreadable(error: &str) -> bool {
         || UNREADABLE.iter().any(|words| error.contains(words))
 }
 
-/// Whether the parts of a pattern follow each other in an error, and the first begins within its first `own` bytes.
+/// Returns whether the parts of a pattern follow each other in an error, and the first begins within its first `own`
+/// bytes.
 fn is_said(said: &str, pattern: Pattern, own: usize) -> bool {
     let mut from = 0;
     for (at, part) in pattern.iter().enumerate() {

@@ -105,8 +105,8 @@ impl<'a> PodActionInput<'a> {
     }
 }
 
-/// Whether a pod needs a new sandbox, and with which attempt; upstream's `PodSandboxChanged`.
-/// Network facts count only where the newest sandbox was inspected.
+/// Returns the attempt of the new sandbox that a pod needs; `None` if it needs none. Upstream's `PodSandboxChanged`.
+/// Network facts count only if the newest sandbox was inspected.
 pub fn sandbox_to_create(pod: &Pod, status: &PodStatus) -> Option<u32> {
     let newest = match status.sandboxes.first() {
         None => return Some(0),

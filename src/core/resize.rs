@@ -90,8 +90,8 @@ fn of_resources(resources: Option<&ResourceRequirements>) -> Allocation {
     of
 }
 
-/// What was allocated to each resizable container and to the pod as a whole ([`POD`]), in the form of
-/// [`allocation_of`], reduced to what can be resized.
+/// Returns the allocation of each resizable container and of the pod as a whole ([`POD`]), in the form of
+/// [`allocation_of`], reduced to the resources that can be resized.
 pub fn allocated(pod: &Pod, record: &Allocations) -> Allocations {
     let containers = resizable(pod);
     let mut all: Allocations = containers
@@ -335,9 +335,9 @@ impl Change {
     }
 }
 
-/// What has to change for the running containers of a pod to have what was allocated. `actuated` is what
-/// they had when the runtime was told last; a container that it does not name has what was allocated. A container
-/// without a limit of its own has its pod's, and changes with it. Upstream: `computePodResizeAction`.
+/// Returns the changes that give the running containers of a pod their allocated resources. `actuated` has the
+/// resources last sent to the runtime; a container that it does not name has the allocated ones. A container without a
+/// limit of its own has its pod's limit, and changes with it. Upstream: `computePodResizeAction`.
 pub fn changes(allocated_pod: &Pod, actuated: &Allocations, running: &[&str]) -> Vec<Change> {
     let knows_pod = actuated.contains_key(POD);
     resizable(allocated_pod)

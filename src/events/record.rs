@@ -93,12 +93,12 @@ impl Kind for RoomRecord {
     const DECLARED: Declared = kinds::EVENT_SOURCES;
 }
 
-/// Where an Event object is on record.
+/// Returns the key of an Event object's record.
 pub(super) fn told_key(key: &Key) -> kinds::Key<ToldRecord> {
     key_of(key.pod.as_ref(), key)
 }
 
-/// Where it is on record how many events a pod may cause.
+/// Returns the key of the record with a pod's rate-limit tokens for events.
 pub(super) fn room_key(pod: &Option<PodRef>) -> kinds::Key<RoomRecord> {
     key_of(pod.as_ref(), pod)
 }

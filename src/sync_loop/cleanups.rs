@@ -227,7 +227,7 @@ fn due<'a>(pace: &Pace, of: &str, reasons: &'a [String], now: Stamp) -> Vec<&'a 
         .collect()
 }
 
-/// What the janitor is asked to do.
+/// Order for the janitor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JanitorOrder {
     /// A container of this pod died, so that older dead ones may go, or was removed, so that its files may.

@@ -123,7 +123,7 @@ fn complete(context: &LoopContext, state: &State, pod: &Pod, record: &AdmissionR
     drop(context.store.submit(transaction));
 }
 
-/// What to record and tell of a resize that is not given; `None` when that is known.
+/// Returns the record and event of a resize that is not allocated; `None` if both exist already.
 fn delay(
     context: &LoopContext,
     pod: &Pod,

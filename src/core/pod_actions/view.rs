@@ -75,8 +75,8 @@ impl<'a> View<'a> {
         self.again || policy::restarts(pod, &self.spec, exit_code)
     }
 
-    /// Whether only its restart rules can have it run again, or can have all containers run again, so that nothing is
-    /// decided while its exit code is not known.
+    /// Returns whether its restart depends on the exit code: only its restart rules can restart it, or they can restart
+    /// all containers. If so, nothing is decided while the exit code is unknown.
     pub(super) fn waits_for_its_code(&self, pod: &Pod) -> bool {
         let by_its_rules = policy::policy_of(pod, &self.spec) == RestartPolicy::Never
             && policy::is_restartable(pod, &self.spec);

@@ -99,8 +99,8 @@ fn check_container_transitions(
     Ok(())
 }
 
-/// Whether a container may run again after this end: by its policy, because it is an init container of a pod that
-/// may get another sandbox, or because another container may restart all.
+/// Returns whether a container may run again after this exit: by its policy, because it is an init container of a pod
+/// that may get another sandbox, or because another container may restart all.
 fn may_be_undone(pod: &Pod, name: &str, exit_code: i32) -> bool {
     container_of(pod, name).is_some_and(|spec| {
         let again = spec.kind == ContainerKind::Init

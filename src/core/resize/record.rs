@@ -18,7 +18,7 @@ use crate::types::PodExt;
 /// Applied resources of a pod that was resized.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResizeRecord {
-    /// What the runtime was told last, by container; of the pod as a whole under [`super::POD`].
+    /// Resources last sent to the runtime, by container; those of the pod as a whole under [`super::POD`].
     pub actuated: Allocations,
     /// Error of sending the later allocation to the runtime.
     pub error: Option<String>,
@@ -30,7 +30,7 @@ impl Kind for ResizeRecord {
     const DECLARED: Declared = kinds::RESIZES;
 }
 
-/// Why a resize was not allocated.
+/// Reason why a resize was not allocated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PendingRecord {
     /// `Deferred` or `Infeasible`.
