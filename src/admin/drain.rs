@@ -24,7 +24,7 @@ pub(super) async fn order(State(shared): State<Shared>, RawQuery(query): RawQuer
     };
     tracing::info!(
         ?timeout,
-        "asked through the admin socket to stop the pods as for a shutdown"
+        "local drain requested: stopping the pods as for a shutdown"
     );
     shared.info.drain.drain(timeout);
     let is_begun = |state: &Records| in_force(state).is_some_and(|record| record.local);
@@ -50,7 +50,7 @@ pub(super) async fn take_back(State(shared): State<Shared>) -> Response {
     if of_machine(&shared.store.snapshot()) {
         return refused();
     }
-    tracing::info!("asked through the admin socket not to stop the pods");
+    tracing::info!("local drain cancelled");
     shared.info.drain.cancel();
     match on_record(&shared, |state| {
         in_force(state).is_none_or(|record| !record.local)

@@ -248,7 +248,7 @@ fn is_trusted(stream: &UnixStream, own_uid: u32) -> bool {
     match stream.peer_cred() {
         Ok(peer) => may_ask(peer.uid(), own_uid),
         Err(error) => {
-            tracing::warn!(%error, "cannot tell who connects to the admin socket");
+            tracing::warn!(%error, "cannot identify the client of the admin socket, refusing it");
             false
         }
     }

@@ -97,7 +97,7 @@ pub(super) fn written(
         if let Err(error) = result {
             tracing::warn!(%error, "cannot send a backup");
             if out.tx.blocking_send(Err(io::Error::other(error))).is_err() {
-                tracing::debug!("nobody waits for the backup any more");
+                tracing::debug!("the client of a backup is gone");
             }
         }
     });

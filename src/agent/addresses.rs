@@ -70,7 +70,7 @@ fn follow_name(config: &AgentConfig, base: &Base, tasks: &mut Tasks, token: &Can
                     Ok(found) => addresses.set_of_name(found.map(|at| at.ip()).collect()),
                     // A name server that is away changes nothing.
                     Err(error) => {
-                        debug!(%error, name, "the node's name cannot be looked up");
+                        debug!(%error, name, "cannot resolve the node's name");
                         addresses.do_without_name();
                     }
                 }

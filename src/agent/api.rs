@@ -78,7 +78,7 @@ pub(super) async fn objects(config: &AgentConfig, base: &Base) -> Objects {
     let vault = match blocking::spawn(move || Vault::open(file, now)).await {
         Ok(vault) => vault,
         Err(error) => {
-            warn!(%error, "secrets are not kept on disk");
+            warn!(%error, "secrets are not stored on disk");
             Vault::without_keys()
         }
     };
@@ -170,7 +170,7 @@ pub(super) async fn local_node(config: &AgentConfig, base: &Base) -> Arc<Node> {
     match blocking::spawn(move || read(None)).await {
         Ok(node) => Arc::new(node),
         Err(error) => {
-            warn!(%error, "nothing is known of this node's capacity");
+            warn!(%error, "the node's capacity is unknown");
             let mut node = Node::default();
             node.metadata.name = Some(config.node_name.clone());
             Arc::new(node)
@@ -206,7 +206,7 @@ fn node_status(
     if !has_hostname_label(&settings.hostname) {
         warn!(
             node = settings.name,
-            "the node's name is too long for a label, the node has no label kubernetes.io/hostname"
+            "the node's name is too long for a label, leaving out the label kubernetes.io/hostname"
         );
     }
     let (status, handle) = NodeStatus::new(NodeStatusOptions {
@@ -253,7 +253,7 @@ pub(super) async fn forget_events(base: &Base) {
     if base.api.is_none()
         && let Err(error) = events::forget_waiting(&base.store).await
     {
-        warn!(%error, "events of the time with an API server stay on record until the next start");
+        warn!(%error, "cannot forget events for the API server, they stay stored until the next start");
     }
 }
 
@@ -345,7 +345,7 @@ pub(super) async fn follow_objects(
             change = changes.recv() => match change {
                 Ok(change) => workers.object_changed(Some(&change)),
                 Err(broadcast::error::RecvError::Lagged(missed)) => {
-                    debug!(missed, "changes of objects came too fast, looking at every pod");
+                    debug!(missed, "changes of objects came too fast, syncing every pod");
                     workers.object_changed(None);
                 }
                 Err(broadcast::error::RecvError::Closed) => return token.cancelled().await,

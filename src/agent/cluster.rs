@@ -89,7 +89,7 @@ pub(super) fn claim(found: &Found, state_dir: &Path, is_new: bool, now: Stamp) -
             state_dir = %state_dir.display(),
             server = cluster.server,
             %error,
-            "cannot tell whether the store belongs to the cluster"
+            "cannot check whether the store belongs to the cluster"
         );
     }
     claimed
@@ -119,7 +119,7 @@ fn try_claim(
                 before = recorded
                     .as_ref()
                     .map(|recorded| recorded.cluster.server.clone()),
-                "this may be another cluster than the store's: no pod of the API server is started before it has shown the node"
+                "the store may belong to another cluster: starting no pod of the API server before it has returned the node"
             );
             claimed.doubted = true;
             return Ok(());
@@ -135,7 +135,7 @@ fn try_claim(
                     .former
                     .as_deref()
                     .map(|path| path.display().to_string()),
-                "the node is of another cluster now: what the store remembers is of a former node, another store begins"
+                "the node has joined another cluster: moved the store to quarantine, beginning with an empty one"
             );
             keep(None)
         }
@@ -208,7 +208,7 @@ async fn look(
             // The client may not have followed the kubeconfig yet: the next start asks.
             info!(
                 server = cluster.server,
-                "the kubeconfig names another cluster, starting anew"
+                "the kubeconfig names another cluster, restarting"
             );
             return true;
         }
@@ -228,7 +228,7 @@ async fn look(
                 info!(
                     server = cluster.server,
                     ?shown,
-                    "the API server is that of another cluster than the store's, starting anew with another store"
+                    "the API server belongs to another cluster than the store, restarting with an empty store"
                 );
                 record = Recorded { shown, ..before };
                 is_over = true;
@@ -242,7 +242,7 @@ async fn look(
     match blocking::run(move || write(&directory, &record)).await {
         Ok(Ok(())) => is_over,
         Ok(Err(error)) => {
-            warn!(state_dir = %state_dir.display(), %error, "cannot keep the record of the cluster");
+            warn!(state_dir = %state_dir.display(), %error, "cannot store the record of the cluster");
             false
         }
         Err(_) => false,

@@ -54,7 +54,7 @@ pub(super) fn serve(
     );
     let served = Served {
         name: "device plugins",
-        without: "device plugins can register by plugins_registry only",
+        without: "cannot serve device plugins on their own socket, they can only register through plugins_registry",
         bind: move || device_plugins::bind(&dir),
         serve: move |socket| device_plugins::serve(socket, root_dir, devices, stop),
     };
@@ -84,7 +84,7 @@ pub(super) async fn resume(
             .map(|status| (status.uid.clone(), status.namespace.clone()))
             .collect();
         for uid in devices.take_over(&checkpoint, &running).await? {
-            info!(pod = %uid, "devices of the pod taken over from a kubelet");
+            info!(pod = %uid, "reconstructed the pod's devices from a kubelet's checkpoint");
         }
     }
     devices.resume(|uid, container| {
@@ -119,7 +119,8 @@ async fn kubelet_checkpoint(path: &Path) -> Option<KubeletCheckpoint> {
     warn!(
         file = KUBELET_CHECKPOINT,
         error = why,
-        "cannot read the devices that a kubelet has given to running pods: other pods may get them. Restart pods with devices"
+        "cannot read the devices that a kubelet has allocated to running pods, so other pods may get them too: \
+         restart pods with devices"
     );
     None
 }

@@ -98,7 +98,7 @@ async fn make_late(mut late: Vec<Wanted>, clock: Arc<dyn Clock>, token: Cancella
             };
             for (path, _) in &late {
                 if !failed.iter().any(|((other, _), _)| other == path) {
-                    info!(path = %path.display(), "the directory is there now");
+                    info!(path = %path.display(), "the directory exists now");
                 }
             }
             for ((path, _), error) in &failed {
@@ -106,7 +106,7 @@ async fn make_late(mut late: Vec<Wanted>, clock: Arc<dyn Clock>, token: Cancella
                 if pace.is_due(&name, &error, clock.now()) {
                     warn!(
                         path = name,
-                        error, "a directory cannot be made, what needs it waits: {REMEDY}"
+                        error, "cannot make a directory, its users wait: {REMEDY}"
                     );
                 }
             }

@@ -40,7 +40,7 @@ pub(super) fn image_changes() -> (ImageChanged, mpsc::Receiver<String>) {
     let (sender, receiver) = mpsc::channel(IMAGES);
     let tell = move |image: &str| {
         if let Err(error) = sender.try_send(image.to_owned()) {
-            debug!(image, %error, "no back-off ends for an image that changed");
+            debug!(image, %error, "cannot end back-offs for an image that changed");
         }
     };
     (Arc::new(tell), receiver)

@@ -32,7 +32,7 @@ impl Garbage for NodeGarbage {
     fn remove(&self, waste: Waste) -> BoxFuture<'_, bool> {
         Box::pin(async move {
             if !(self.collection.knows_pods)() {
-                debug!("no garbage is removed before it is known which pods are wanted");
+                debug!("not removing garbage before the wanted pods are known");
                 return false;
             }
             if waste.containers {
@@ -43,10 +43,10 @@ impl Garbage for NodeGarbage {
             }
             let removed = self.images.remove_all_unused(&self.collection, &self.cri);
             match removed.await {
-                Ok(removed) => debug!(removed, "removed images for want of space"),
+                Ok(removed) => debug!(removed, "removed images to free disk space"),
                 Err(error) => {
                     let error = causes(&error);
-                    warn!(error, "images that nothing needs may have stayed");
+                    warn!(error, "some unused images may not have been removed");
                 }
             }
             true

@@ -146,7 +146,7 @@ impl Family {
         let made = self.ensure().await?;
         info!(
             tool = self.tool,
-            made, "rules were flushed, chains are made again"
+            made, "iptables rules were flushed, making the chains again"
         );
         Ok(())
     }
@@ -189,10 +189,7 @@ pub(super) async fn keep(tools: Tools, token: CancellationToken) {
                 Err(error) => {
                     let error = causes(&error);
                     if *said != error {
-                        warn!(
-                            tool = family.tool,
-                            error, "iptables chains are not as they should be"
-                        );
+                        warn!(tool = family.tool, error, "cannot set up iptables chains");
                     }
                     *said = error;
                 }

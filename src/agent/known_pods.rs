@@ -55,7 +55,7 @@ fn names(dir: &Path) -> impl Iterator<Item = OsString> {
         Ok(entries) => Some(entries),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {
-            warn!(dir = %dir.display(), %error, "pods that are not on record may not be seen");
+            warn!(dir = %dir.display(), %error, "cannot list the directories of pods, unrecorded pods may be missed");
             None
         }
     };

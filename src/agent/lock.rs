@@ -174,7 +174,7 @@ impl RuntimeLock {
                 warn!(
                     path = %path.display(),
                     error = %source,
-                    "nothing keeps another agent away from this container runtime"
+                    "cannot lock the container runtime, another agent may use it at the same time"
                 );
                 Ok(Self { _file: None })
             }

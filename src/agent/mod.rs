@@ -183,7 +183,7 @@ pub async fn run(config: AgentConfig, options: RunOptions) -> Result<(), AgentEr
     tokio::select! {
         () = mounts::wait(&config.root_dir, &config.state_dir, systemd) => {}
         () = signals.terminated() => {
-            info!("asked to stop before the file systems of the agent's directories were there");
+            info!("stopped before the file systems of the agent's directories were mounted");
             return Ok(());
         }
     }
@@ -211,9 +211,9 @@ pub async fn run(config: AgentConfig, options: RunOptions) -> Result<(), AgentEr
     token.cancel();
     tasks.end().await;
     if let Err(error) = close(&base).await {
-        warn!(%error, "the store was not closed in order; the next start recovers");
+        warn!(%error, "the store was not closed cleanly; the next start recovers it");
     }
-    info!("agent stopped, pods go on running");
+    info!("agent stopped, pods keep running");
     result
 }
 
@@ -266,7 +266,7 @@ async fn serve(
             started
         }
         () = process.signals.terminated() => {
-            info!("asked to stop before the container runtime answered");
+            info!("stopped before the container runtime answered");
             return Ok(());
         }
     };
@@ -375,7 +375,7 @@ async fn until_end(
                 }
                 process.systemd.reloading("reading manifests again");
                 if let Err(error) = process.options.log.reopen() {
-                    error!(error = causes(&error), "cannot reopen the log, going on with the old one");
+                    error!(error = causes(&error), "cannot reopen the log, keeping the old one");
                 }
                 info!("log reopened, reading manifests again");
                 started.config.reload();

@@ -32,18 +32,18 @@ pub(super) async fn wait(root_dir: &Path, state_dir: &Path, systemd: Systemd) {
                     root_dir = %root_dir.display(),
                     state_dir = %state_dir.display(),
                     %error,
-                    "cannot tell whether the file systems of the agent's directories are mounted"
+                    "cannot check whether the file systems of the agent's directories are mounted, starting"
                 );
                 return;
             }
             Err(error) => {
-                warn!(%error, "looking at the agent's directories failed");
+                warn!(%error, "checking the agent's directories failed");
                 return;
             }
         };
         if missing.is_empty() {
             if reports.is_waiting() {
-                info!("the file systems of the agent's directories are there, going on");
+                info!("the file systems of the agent's directories are mounted, starting");
             }
             return;
         }

@@ -272,7 +272,7 @@ pub(super) fn follow_size(
                 }
                 warn!(
                     error,
-                    "pods are not held to what the node can give now, trying again"
+                    "cannot limit pods to the node's allocatable resources, retrying"
                 );
             }
             let texts = (LIMITED.to_owned(), NOT_LIMITED.to_owned());
@@ -288,7 +288,7 @@ fn report_unreadable(error: Option<String>, pace: &Pace, now: Stamp) {
     match error {
         Some(error) if pace.is_due("memory", &error, now) => warn!(
             error,
-            "the size of the memory cannot be read from /proc/meminfo, the last one counts, trying again every 10 s"
+            "cannot read the size of the memory from /proc/meminfo, keeping the last one, retrying every 10 s"
         ),
         Some(_) => {}
         None => pace.over("memory"),
@@ -342,7 +342,7 @@ fn keep(
     {
         info!(
             now = ?size,
-            "processors or memory of the machine changed, and what all pods together may use"
+            "CPUs or memory of the machine changed, updating the limits of all pods together"
         );
     }
     match kept.filter(|kept| !is_due(kept, &size, now)) {
@@ -378,7 +378,7 @@ pub(super) async fn cgroups(
     let (cgroups, limited) = detect_cgroups(config, &base.metrics).await?;
     if let Err(error) = limited {
         let error = causes(&error);
-        warn!(error, "pods may use what is reserved");
+        warn!(error, "cannot enforce node allocatable");
         base.recorder.record(not_enforced(&error));
     }
     Ok(cgroups)
@@ -492,7 +492,7 @@ pub(super) fn context(
     context.cfs_period_us = micros(kubelet.cpu_cfs_quota_period);
     let size = memory_size(None);
     if size.is_none() {
-        warn!("the size of the machine's memory is not known, trying again every 10 s");
+        warn!("the size of the machine's memory is unknown, retrying every 10 s");
     }
     context.machine.set(MachineFacts {
         size,

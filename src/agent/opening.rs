@@ -68,7 +68,7 @@ pub(super) async fn open(
         }),
         || {
             let dir = config.state_dir.display();
-            warn!(%dir, "the store is still being opened: its disk is slow or hangs, or it is being mended");
+            warn!(%dir, "still opening the store: its disk is slow or hangs, or it is being repaired");
         },
     )
     .await
@@ -82,7 +82,7 @@ pub(super) async fn open(
         .epoch
         .set(i64::try_from(meta.epoch.number).unwrap_or(i64::MAX));
     if let Err(error) = ballast::create(&config.state_dir, ballast::DEFAULT_BYTES) {
-        warn!(%error, "no space is set aside for stopping pods on a full disk");
+        warn!(%error, "cannot reserve disk space for stopping pods on a full disk");
     }
     let store_options = StoreOptions {
         reserve: Some(Box::new(Ballast::new(
@@ -117,7 +117,7 @@ pub(super) async fn open(
     base.cluster = at_start;
     let former = match (former, claimed.former) {
         (Some(path), _) => Some(("the root directory was wiped or replaced", path)),
-        (None, Some(path)) => Some(("the node is of another cluster now", path)),
+        (None, Some(path)) => Some(("the node has joined another cluster", path)),
         (None, None) => None,
     };
     tell_how_it_opened(&open_report, former, &*base.recorder);
@@ -142,7 +142,7 @@ fn record_machine(options: &OpenOptions) {
         let found = std::fs::read(options.dir.join(name));
         let is_recorded = found.is_ok_and(|found| found == text.as_bytes());
         if !is_recorded && let Err(error) = root_dir::write(&options.dir, name, &text) {
-            warn!(%error, name, "cannot record what the machine and its node are called; with other names, the store counts as another's");
+            warn!(%error, name, "cannot record the names of the machine and its node; if they change, the store counts as foreign");
         }
     }
 }

@@ -34,7 +34,7 @@ pub(super) fn pod_resources(
     let (root_dir, stop) = (config.root_dir.clone(), token.clone());
     let served = Served {
         name: "pod resources",
-        without: "nobody can ask for the resources of pods",
+        without: "cannot serve the pod-resources API",
         bind: move || podresources::bind(&root_dir),
         serve: move |socket| podresources::serve(socket, pods, stop),
     };
@@ -61,7 +61,7 @@ pub(super) fn pods_api(
     let root_dir = config.root_dir.clone();
     let served = Served {
         name: "pods API",
-        without: "the Pods API is not served",
+        without: "cannot serve the Pods API",
         bind: move || podsapi::bind(&root_dir),
         serve: move |socket| podsapi::serve(socket, api),
     };

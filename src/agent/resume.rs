@@ -119,7 +119,7 @@ async fn list(base: &Base, cri: &CriClient) -> (BTreeMap<PodUid, PodStatus>, Sta
                 if message != logged {
                     warn!(
                         error = message,
-                        "cannot list what the container runtime runs, trying again"
+                        "cannot list the runtime's containers, retrying"
                     );
                     logged = message;
                 }

@@ -37,7 +37,7 @@ pub(super) fn claim(root_dir: &Path, state_dir: &Path, now: Stamp) -> Option<Pat
             root_dir = %root_dir.display(),
             state_dir = %state_dir.display(),
             %error,
-            "cannot tell whether the store belongs to the root directory"
+            "cannot check whether the store belongs to the root directory"
         );
     }
     former
@@ -66,7 +66,7 @@ fn try_claim(
             info!(
                 root_dir = %path,
                 former = former.as_deref().map(|path| path.display().to_string()),
-                "the root directory was wiped or replaced: what the store remembers is of a former node, another store begins"
+                "the root directory was wiped or replaced: moved the store to quarantine, beginning with an empty one"
             );
             fs::remove_file(&record)?;
             File::open(state_dir)?.sync_all()?;

@@ -39,8 +39,8 @@ pub(super) fn watch(
             match Logind::of_this_machine(periods.clone(), announcer) {
                 Some(logind) => tasks.add("logind", logind.run(token.clone())),
                 None => warn!(
-                    "nothing announces shutdowns, systemd is not PID 1 of this machine: shutdownGracePeriod has an effect \
-                     for `holdfast drain-local` alone; have the init system call that before it stops the agent"
+                    "cannot watch for shutdowns, since systemd is not PID 1 of this machine: shutdownGracePeriod \
+                     only affects `holdfast drain-local`; have the init system run that before it stops the agent"
                 ),
             }
             link

@@ -30,7 +30,7 @@ pub(super) async fn running_statics(
         let annotations = match cri.pod_sandbox_status(&sandbox.id).await {
             Ok(answer) => answer.annotations,
             Err(error) => {
-                warn!(%error, pod = %status.uid, "cannot tell whether this is a static pod");
+                warn!(%error, pod = %status.uid, "cannot check whether this is a static pod");
                 continue;
             }
         };

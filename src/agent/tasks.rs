@@ -77,12 +77,15 @@ pub(super) async fn check_cgroup_driver(
     let answer = match cri.runtime_config().await {
         Ok(answer) => answer,
         Err(error) => {
-            debug!(%error, "the runtime does not tell its cgroup driver");
+            debug!(%error, "the runtime does not report its cgroup driver");
             return;
         }
     };
     if let Some(error) = answer.and_then(|answer| differs(answer, configured)) {
-        warn!(error, "the cgroups of the runtime are not the agent's");
+        warn!(
+            error,
+            "the runtime's cgroup driver differs from the agent's"
+        );
         recorder.record(Event::node(
             EventType::Warning,
             "CgroupDriverMismatch",
@@ -258,7 +261,7 @@ async fn newest_backup(dir: PathBuf) -> Option<BackupMeta> {
     let read = tokio::task::spawn_blocking(move || backup::newest_meta(&dir));
     let (newest, errors) = read.await.ok()?;
     for error in errors {
-        warn!(%error, "a backup cannot be used");
+        warn!(%error, "cannot use a backup");
     }
     newest
 }

@@ -59,7 +59,7 @@ pub(super) async fn build(
     if let Err(error) = volumes.reconcile().await {
         warn!(
             error = causes(&error),
-            "volumes are not as recorded, their pods wait"
+            "volumes differ from their records, their pods wait"
         );
     }
     tasks.add(

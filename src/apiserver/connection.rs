@@ -59,7 +59,10 @@ impl Connection {
             changed
         });
         if changed {
-            tracing::warn!(error, "the API server does not answer, going on without it");
+            tracing::warn!(
+                error,
+                "the API server does not answer, continuing without it"
+            );
         }
     }
 

@@ -211,7 +211,7 @@ impl Credentials {
             if is_due {
                 tracing::warn!(
                     error = why,
-                    "cannot use the kubeconfig that has changed, going on with what there was"
+                    "cannot use the changed kubeconfig, keeping the previous one"
                 );
             }
         } else {
@@ -245,7 +245,7 @@ impl Credentials {
                 tracing::error!(
                     error = explain(&error, &self.kubeconfig.display().to_string(), self.now()),
                     again_in_seconds = wait.as_secs(),
-                    "the client certificate is not renewed yet"
+                    "cannot renew the client certificate yet"
                 );
             }
         }
@@ -362,7 +362,7 @@ impl Credentials {
                 tracing::error!(
                     error = what,
                     again_in_seconds = wait.as_secs(),
-                    "what the exec plugin gives cannot be used"
+                    "cannot use the credentials from the exec plugin"
                 );
             }
             return;
@@ -399,7 +399,7 @@ impl Credentials {
             tracing::error!(
                 kubeconfig = loaded.names,
                 problem = complaint,
-                "the node's client certificate is not good"
+                "the node's client certificate is not valid"
             );
         }
         self.seen = loaded.seen.clone();
@@ -457,13 +457,13 @@ impl Credentials {
             Ok(Some(path)) => tracing::info!(
                 certificate = %path.display(),
                 kubeconfig = loaded.names,
-                "keeping the client certificate of the kubeconfig where renewed ones are kept"
+                "stored the client certificate of the kubeconfig beside renewed ones"
             ),
             Ok(None) => {}
             Err(error) => tracing::warn!(
                 error = explain(&error, &loaded.names, now),
                 kubeconfig = loaded.names,
-                "cannot keep the client certificate of the kubeconfig where renewed ones are kept"
+                "cannot store the client certificate of the kubeconfig beside renewed ones"
             ),
         }
     }
@@ -474,7 +474,8 @@ impl Credentials {
         if insecure && !self.insecure_told {
             tracing::warn!(
                 kubeconfig = loaded.names,
-                "the API server's certificate is not verified (insecure-skip-tls-verify): whoever is between the node and the server can be the server; give its certificate-authority"
+                "the API server's certificate is not verified (insecure-skip-tls-verify), so anybody on the network \
+                 path can pose as the server; set certificate-authority"
             );
         }
         self.insecure_told = insecure;

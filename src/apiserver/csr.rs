@@ -201,7 +201,7 @@ fn pending_key(path: &Path) -> Result<KeyPair, CsrError> {
             Err(error) => tracing::warn!(
                 path = %path.display(),
                 %error,
-                "the key of the pending certificate signing request is damaged, making another"
+                "the key of the pending certificate signing request is damaged, making another one"
             ),
         },
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}

@@ -448,7 +448,7 @@ impl Drop for Group {
         if let Some(leader) = self.0.take()
             && let Err(error) = killpg(Pid::from_raw(leader), Signal::SIGKILL)
         {
-            tracing::debug!(%error, "an exec plugin that was given up is gone already");
+            tracing::debug!(%error, "an abandoned exec plugin has exited already");
         }
     }
 }

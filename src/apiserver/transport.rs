@@ -317,7 +317,8 @@ impl Transport {
                     tracing::error!(
                         kubeconfig = origin.names,
                         certificate = life,
-                        "the API server does not know who the node is (401): is the certificate or token of the kubeconfig still good, and from this cluster?"
+                        "the API server rejects the node's credentials (401): check that the certificate or token of \
+                         the kubeconfig is valid and from this cluster"
                     );
                 }
                 drop(told);
@@ -331,11 +332,13 @@ impl Transport {
                 Report::Error => tracing::error!(
                     request = what,
                     kubeconfig = origin.names,
-                    "the API server refuses the node this request (403): its user must be system:node:<name of the node> in the group system:nodes, and the name the one the node was started with"
+                    "the API server refuses this request (403): the user must be system:node:<node name> in the \
+                     group system:nodes, with the name that the agent was started with"
                 ),
                 Report::Early => tracing::info!(
                     request = what,
-                    "the API server does not let the node have this object yet (403); it does when it has seen the pod that refers to it"
+                    "the API server refuses access to this object for now (403); it allows it once it has seen the \
+                     pod that refers to it"
                 ),
                 Report::Nothing => {}
             },
@@ -362,7 +365,8 @@ impl Transport {
             tracing::warn!(
                 server = date(server),
                 node = date(now),
-                "the clocks of the API server and of this node differ: set the wrong one, or certificates and tokens stop working"
+                "the clocks of the API server and of this node differ: correct the wrong one, or certificates and \
+                 tokens stop working"
             );
         }
         told.skewed = skewed;

@@ -287,7 +287,7 @@ fn kill_all(dir: &Path, pids: &[i32]) {
             }
             Err(Errno::ESRCH) => {}
             Err(error) => {
-                tracing::warn!(pid, %error, "a process left in a pod's cgroup cannot be killed")
+                tracing::warn!(pid, %error, "cannot kill a process left in a pod's cgroup")
             }
         }
     }

@@ -477,7 +477,7 @@ impl CgroupManager {
             let error = causes(&error);
             tracing::warn!(
                 error,
-                "pods keep limits and protection of memory that are not configured any more"
+                "cannot remove memory limits and protection that are no longer configured"
             );
         }
         Ok(())

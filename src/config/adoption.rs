@@ -91,7 +91,7 @@ impl Adoptions {
                     return;
                 };
                 let uid = known.running.swap_remove(at).uid;
-                info!(pod = %uid, name = pod.name(), "a static pod that runs is taken over with its UID");
+                info!(pod = %uid, name = pod.name(), "adopted a running static pod with its UID");
                 known.by_manifest.insert(manifest, uid.clone());
                 uid
             }

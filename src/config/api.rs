@@ -280,7 +280,7 @@ impl ApiSource {
             warn!(
                 version,
                 seen = highest,
-                "the API server was set back to an older state, which it confirmed: following it"
+                "the API server was restored to an older state, which a second list confirms: following it"
             );
             self.doubt = None;
             return None;
@@ -293,7 +293,7 @@ impl ApiSource {
         warn!(
             version,
             seen = highest,
-            "the API server gave an old list of pods"
+            "ignoring an old list of pods from the API server until a second one confirms it"
         );
         self.doubt = Some(Doubt {
             version,
@@ -360,10 +360,7 @@ impl ApiSource {
         if before.annotation(UNKNOWN_FIELDS) == Some(fields) {
             return;
         }
-        warn!(
-            pod = before.name(),
-            fields, "a pod has got fields that are unknown"
-        );
+        warn!(pod = before.name(), fields, "a pod has unknown fields");
         let text = format!(
             "not known to this version, and without effect on the running pod: {fields}; a new pod with them is refused"
         );
@@ -384,7 +381,7 @@ impl ApiSource {
             match self.watch(version, sets, reload).await? {
                 End::Over if *version != before => silent = 0,
                 End::Over if silent > 0 => {
-                    debug!("nothing was heard for long, listing pods again");
+                    debug!("the watch of pods was silent for long, listing them again");
                     return Ok(());
                 }
                 End::Over => {
@@ -489,7 +486,7 @@ impl ApiSource {
         let event = match event {
             None => return Some(End::Over),
             Some(Err(error)) => {
-                debug!(error = describe(&error), "watch of pods broke off");
+                debug!(error = describe(&error), "the watch of pods broke");
                 return Some(End::Lost("the watch broke off"));
             }
             Some(Ok(event)) => event,

@@ -322,7 +322,7 @@ impl Scan {
     /// Returns why nothing at the path counts, if so.
     fn missing(&self) -> Option<String> {
         self.mount.as_ref()?.missing().unwrap_or_else(|error| {
-            warn!(path = %self.path.display(), %error, "cannot tell whether the file system of the manifests is mounted");
+            warn!(path = %self.path.display(), %error, "cannot check whether the file system of the manifests is mounted");
             None
         })
     }

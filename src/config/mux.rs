@@ -266,7 +266,7 @@ impl Mux {
         for (origin, error) in &set.broken {
             let news = was_broken.get(origin) != Some(error);
             if news || first_look {
-                warn!(%source, %origin, %error, "manifest is broken, its pods stay as they are");
+                warn!(%source, %origin, %error, "manifest is invalid, keeping its pods as they are");
             }
             if news {
                 self.event(
@@ -277,7 +277,7 @@ impl Mux {
         }
         if !unread {
             for origin in was_broken.keys().filter(|o| !set.broken.contains_key(*o)) {
-                info!(%source, %origin, "broken manifest is mended or gone");
+                info!(%source, %origin, "invalid manifest was corrected or removed");
             }
         }
 
@@ -291,7 +291,7 @@ impl Mux {
         let error = merged.frozen.clone().unwrap_or_default();
         let old_error = before.as_ref().map(|r| r.error.clone()).unwrap_or_default();
         if unread && (error != old_error || first_look) {
-            warn!(%source, location = %set.location, %error, "source cannot be read, its pods stay as they are");
+            warn!(%source, location = %set.location, %error, "cannot read the source, keeping its pods as they are");
         }
         if unread && error != old_error {
             self.surroundings.recorder.record(Event::node(
@@ -301,7 +301,7 @@ impl Mux {
             ));
         }
         if !unread && !old_error.is_empty() {
-            info!(%source, location = %set.location, "source can be read again");
+            info!(%source, location = %set.location, "the source is readable again");
         }
         self.record(set, error, before, &merged.pods);
     }
@@ -346,7 +346,7 @@ impl Mux {
 
     /// Reports a pod that is not taken, on the pod that is kept.
     fn tell_of_conflict(&self, source: PodSource, duplicate: &Duplicate) {
-        warn!(%source, origin = %duplicate.origin, reason = %duplicate.message, "pod is not taken");
+        warn!(%source, origin = %duplicate.origin, reason = %duplicate.message, "ignoring a pod that conflicts with another one");
         let pod = duplicate.kept.as_ref().unwrap_or(&duplicate.pod);
         self.event(Some(pod), duplicate.message.clone());
     }

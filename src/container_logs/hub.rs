@@ -149,7 +149,7 @@ fn watcher() -> Option<Arc<AsyncFd<Watcher>>> {
     match made {
         Ok(watcher) => Some(Arc::new(watcher)),
         Err(error) => {
-            warn!(%error, "logs cannot be watched, followers look each second; see fs.inotify.max_user_instances");
+            warn!(%error, "cannot watch logs, polling them every second; see fs.inotify.max_user_instances");
             None
         }
     }
@@ -176,7 +176,7 @@ impl Hub {
                     self.by_watch.insert(watch, path);
                 }
                 Err(error) => {
-                    debug!(%error, path = %path.display(), "log directory cannot be watched, its followers look each second");
+                    debug!(%error, path = %path.display(), "cannot watch a log directory, polling it every second");
                 }
             }
         }
@@ -323,7 +323,7 @@ async fn events(watcher: Option<&AsyncFd<Watcher>>) -> Vec<InotifyEvent> {
         match read {
             Ok(Ok(events)) => all.extend(events),
             Ok(Err(error)) => {
-                warn!(%error, "changes of logs cannot be read");
+                warn!(%error, "cannot read changes of logs");
                 tokio::time::sleep(PERIOD).await;
                 break;
             }

@@ -192,7 +192,7 @@ impl LogReader {
         }
         if self.filter.unreadable > 0 {
             let (path, lines) = (self.log.base(), self.filter.unreadable);
-            debug!(path = %path.display(), lines, "log lines that are none were left out");
+            debug!(path = %path.display(), lines, "left out invalid log lines");
         }
         self.done = true;
         Ok(())
@@ -215,7 +215,7 @@ impl LogReader {
             Source::Packed(decoder) => match decoder.read(&mut chunk) {
                 Err(error) if is_damage(&error) => {
                     warn!(path = %self.log.base().display(), position = ?current.position, %error,
-                        "a rotated log is damaged, what follows in it is passed over");
+                        "a rotated log is damaged, skipping the rest of it");
                     0
                 }
                 other => other?,

@@ -90,7 +90,7 @@ pub fn rename_away(
     }
     for file in older[excess..].iter().filter(|file| !file.compressed) {
         if let Err(problem) = compress(&log, &file.stamp) {
-            warn!(error = %problem, "rotated log stays uncompressed");
+            warn!(error = %problem, "cannot compress a rotated log");
         }
     }
     let newest = older.last().map(|file| file.stamp.as_str());

@@ -132,7 +132,7 @@ impl LogRotator {
         let due = blocking::run_in(&TURNS, move || {
             for log in new {
                 if let Err(error) = clean_up(&log.path) {
-                    debug!(container = %log.id, %error, "what a rotation left stays");
+                    debug!(container = %log.id, %error, "cannot remove leftovers of a rotation");
                 }
             }
             let need = |log: Log| need(&log.path, max_size).map(|need| (log, need));
@@ -189,7 +189,7 @@ impl LogRotator {
             Err(error) => {
                 let text = causes(&error);
                 if tried.said.get(&log.id) != Some(&text) {
-                    warn!(container = %log.id, path = %log.path.display(), error = text, "log is not rotated, trying again");
+                    warn!(container = %log.id, path = %log.path.display(), error = text, "cannot rotate a log, retrying");
                     tried.said.insert(log.id, text);
                 }
             }
@@ -235,7 +235,7 @@ impl LogRotator {
             })?;
         }
         self.cri.reopen_container_log(&log.id).await?;
-        info!(container = %log.id, path = %log.path.display(), "log was missing, opened it anew");
+        info!(container = %log.id, path = %log.path.display(), "log was missing, reopened it");
         Ok(())
     }
 }

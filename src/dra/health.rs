@@ -83,7 +83,10 @@ impl DraManager {
     pub(super) async fn follow_health(&self, driver: &str, plugin: &Plugin, path: &'static str) {
         loop {
             if let Err(error) = self.follow_stream(driver, plugin, path).await {
-                debug!(driver, error, "a DRA driver tells no health of its devices");
+                debug!(
+                    driver,
+                    error, "a DRA driver does not report the health of its devices"
+                );
             }
             self.forget_health(driver, plugin.instance);
             tokio::time::sleep(PAUSE).await;

@@ -320,7 +320,7 @@ impl DraManager {
         }
         for pod in gone {
             if let Err(error) = self.unprepare(&pod).await {
-                warn!(%pod, %error, "the claims of a pod that is gone are not unprepared yet");
+                warn!(%pod, %error, "cannot unprepare the claims of a deleted pod yet");
             }
         }
     }

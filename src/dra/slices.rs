@@ -125,7 +125,7 @@ impl DraManager {
                 Err(why) => {
                     debug!(
                         driver,
-                        why, "ResourceSlices of a driver that is gone stay for now"
+                        why, "cannot delete the ResourceSlices of a removed driver yet"
                     );
                     if let Some((at, pause)) = self.wipes().due.get_mut(&driver) {
                         *at = Instant::now() + *pause;
@@ -142,10 +142,7 @@ impl DraManager {
             return self.wipe_others().await;
         }
         if self.delete_slices(&format!("spec.driver={driver}")).await? {
-            info!(
-                driver,
-                "a DRA driver is gone, its ResourceSlices are deleted"
-            );
+            info!(driver, "deleted the ResourceSlices of a removed DRA driver");
         }
         if self.shared().drivers.contains_key(driver) {
             // It may come back by the socket that it registered.
@@ -153,7 +150,7 @@ impl DraManager {
         }
         let deleted = self.store().commit(delete_of(driver)).await;
         if let Err(error) = deleted {
-            warn!(driver, %error, "the record of a DRA driver that is gone stays");
+            warn!(driver, %error, "cannot delete the record of a removed DRA driver");
         }
         Ok(())
     }
@@ -169,7 +166,7 @@ impl DraManager {
         known.remove(OTHERS);
         let others: Vec<String> = known.iter().map(|d| format!("spec.driver!={d}")).collect();
         if self.delete_slices(&others.join(",")).await? {
-            debug!("ResourceSlices of DRA drivers that have not registered are deleted");
+            debug!("deleted the ResourceSlices of DRA drivers that have not registered");
         }
         Ok(())
     }

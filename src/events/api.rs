@@ -119,7 +119,7 @@ impl Shared {
         if before.checked_ilog2() != dropped.checked_ilog2() {
             warn!(
                 dropped,
-                "too many events wait for the API server, the oldest are left out"
+                "too many events wait for the API server, dropping the oldest"
             );
         }
     }
@@ -172,7 +172,7 @@ pub fn api_events(
         info!(
             waiting = restored.waiting,
             too_old = restored.too_old,
-            "events of before the restart are told to the API server"
+            "sending events from before the restart to the API server"
         );
     }
     let shared = Arc::new(Shared {
@@ -251,7 +251,7 @@ impl Teller {
             if too_old > 0 && !matches!(next, Next::TooOld) {
                 info!(
                     events = too_old,
-                    "what happened too long ago is not told to the API server"
+                    "dropping events that are too old for the API server"
                 );
                 self.shared.unsent("too_old", too_old);
                 self.shared.changed.notify_one();
@@ -323,7 +323,7 @@ impl Teller {
         if self.pace.is_due("events", &reason, self.shared.clock.now()) {
             warn!(
                 error = why,
-                "the API server fails on an event, it is tried again after others"
+                "the API server fails on an event, retrying it after others"
             );
         } else {
             debug!(error = why, "the API server fails on an event");
@@ -438,9 +438,9 @@ fn time(stamp: Stamp) -> Option<Time> {
 fn tell(failures: u32, is_down: bool, error: &SinkError) {
     let error = error as &dyn std::error::Error;
     if failures == 1 && !is_down {
-        warn!(error, "event not written, trying again");
+        warn!(error, "cannot write an event, retrying");
     } else {
-        debug!(error, failures, "event not written");
+        debug!(error, failures, "cannot write an event");
     }
 }
 
@@ -452,10 +452,7 @@ fn refused_or_later(error: SinkError) -> Written {
         };
     }
     let why = &error as &dyn std::error::Error;
-    warn!(
-        error = why,
-        "the API server refuses an event, it is dropped"
-    );
+    warn!(error = why, "the API server refuses an event, dropping it");
     Written::Dropped
 }
 

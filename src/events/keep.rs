@@ -133,12 +133,12 @@ impl Keeper {
                     Ok(_) => {}
                     // Never for what is built here, and no better the next time.
                     Err(why @ (CommitError::Invalid { .. } | CommitError::Stale { .. })) => {
-                        error!(error = %why, "events cannot be recorded");
+                        error!(error = %why, "cannot record events");
                     }
                     Err(CommitError::Closed) => return true,
                     Err(why @ (CommitError::Unavailable { .. } | CommitError::Unknown { .. })) => {
                         // The store itself logs its troubles.
-                        debug!(error = %why, "events are recorded later");
+                        debug!(error = %why, "recording events later");
                         self.damaged.extend(batch.damaged);
                         self.shared.lock().mark(batch.keys, batch.pods);
                         return false;

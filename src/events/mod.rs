@@ -115,7 +115,7 @@ impl EventRecorder for JournalRecorder {
             aggregate::Verdict::TooMany => {
                 let dropped = self.metrics.events_discarded.inc() + 1;
                 if dropped.is_power_of_two() {
-                    tracing::warn!(dropped, "too many events at once, some are left out");
+                    tracing::warn!(dropped, "too many events at once, dropping some");
                 }
                 return;
             }

@@ -145,7 +145,7 @@ impl Kept {
         tracing::warn!(
             %key,
             why,
-            "a record of an event cannot be read, it is left out"
+            "cannot read the record of an event, ignoring it"
         );
         self.damaged.push(Change::new(key, None));
     }

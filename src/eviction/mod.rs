@@ -245,7 +245,7 @@ impl LocalStorage {
         let stats = match self.cri.list_container_stats(Some(filter)).await {
             Ok(stats) => stats,
             Err(error) => {
-                debug!(pod = %uid, %error, "cannot tell the pod's use of local storage");
+                debug!(pod = %uid, %error, "cannot read the pod's container stats");
                 return None;
             }
         };

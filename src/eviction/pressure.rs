@@ -217,7 +217,7 @@ impl NodePressure {
         let (waste, ended) = (*waste, removal.try_join_next()?);
         self.removal = None;
         let removed = ended.unwrap_or_else(|error| {
-            warn!(%error, "the removal of garbage was cut off");
+            warn!(%error, "the removal of garbage was interrupted");
             false
         });
         if let Some(reclaim) = &mut self.report.last_reclaim {
@@ -281,13 +281,12 @@ impl NodePressure {
         match tokio::time::timeout(patience, self.recording.join_next()).await {
             Ok(Some(Ok(Ok(()))) | None) => {}
             Ok(Some(Ok(Err(error)))) => debug!(%error, "cannot record eviction signals"),
-            Ok(Some(Err(error))) => warn!(%error, "the record of eviction signals was cut off"),
+            Ok(Some(Err(error))) => warn!(%error, "recording the eviction signals was interrupted"),
             // It was logged when it began.
             Err(_) if patience.is_zero() => {}
             Err(_) => warn!(
                 seconds = patience.as_secs(),
-                "the store has not recorded eviction signals yet, it waits for its disk; the node is observed and pods are \
-                 evicted meanwhile"
+                "cannot record eviction signals while the store waits for its disk; observation and evictions continue"
             ),
         }
     }
@@ -407,7 +406,7 @@ impl NodePressure {
         let Some(usage) = options.figures.usage(query).await else {
             warn!(
                 signal = signal.name(),
-                "pods cannot be measured yet, nobody is evicted"
+                "cannot measure pods yet, evicting none"
             );
             return false;
         };

@@ -146,7 +146,7 @@ impl ImageManager {
                 Err(error) => {
                     failed += 1;
                     let text = causes(&error);
-                    tracing::warn!(error = text, "images that nothing needs may have stayed");
+                    tracing::warn!(error = text, "some unused images may not have been removed");
                     // A single failure after the start may be the runtime that comes up: upstream tells of the second.
                     if failed > 1 {
                         warn(&collection, "ImageGCFailed", text);
@@ -414,7 +414,7 @@ impl ImageManager {
             return Ok(false);
         }
         if let Err(error) = service.remove_image(&image.id).await {
-            tracing::warn!(image = name, %error, "cannot remove an image that nothing needs");
+            tracing::warn!(image = name, %error, "cannot remove an unused image");
             return Ok(false);
         }
         look.stayed.remove(&image.id);
@@ -532,7 +532,7 @@ fn measure(directory: &PathBuf) -> Option<Disk> {
                 .saturating_mul(found.fragment_size()),
         }),
         Err(error) => {
-            tracing::warn!(path = %directory.display(), %error, "cannot read how full the images' file system is");
+            tracing::warn!(path = %directory.display(), %error, "cannot measure the images' file system");
             None
         }
     }

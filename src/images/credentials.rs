@@ -332,8 +332,8 @@ impl CredentialProviders {
                     tracing::warn!(
                         error,
                         providers = known.providers.len(),
-                        "the configuration of credential providers cannot be used, pulls use the providers that there were; \
-                         the file is read again when it changes"
+                        "cannot use the configuration of credential providers, pulls use the previous one; the file \
+                         is read again when it changes"
                     );
                 }
                 known.seen = seen;
@@ -346,7 +346,7 @@ impl CredentialProviders {
             tracing::warn!(
                 path,
                 field,
-                "a field of the credential provider configuration is not known, going on without it"
+                "ignoring an unknown field of the credential provider configuration"
             );
         }
         for refused in &parsed.refused {
@@ -461,7 +461,7 @@ impl CredentialProviders {
                 Err(error) => {
                     tracing::warn!(
                         error = causes(&error),
-                        "no credentials from a provider, pulling without"
+                        "a provider gave no credentials, pulling without"
                     );
                     failures.push(error.to_string());
                 }

@@ -107,7 +107,7 @@ impl Outages {
     async fn content<S: ImageService>(&self, service: &S) -> Content {
         let found = self.content.get_or_try_init(|| Content::of(service));
         found.await.cloned().unwrap_or_else(|error| {
-            tracing::debug!(%error, "it is not known where images arrive");
+            tracing::debug!(%error, "cannot find the runtime's content store");
             Content(None)
         })
     }
@@ -389,7 +389,7 @@ impl ImageManager {
         let found = match service.image_status(reference).await {
             Ok(found) => found?,
             Err(error) => {
-                tracing::warn!(image = reference, %error, "cannot look at the image that a container ran with");
+                tracing::warn!(image = reference, %error, "cannot check the image of the container's previous attempt");
                 return None;
             }
         };

@@ -235,7 +235,7 @@ impl ImageManager {
         let opened = self.syncs.open(service).await;
         opened
             .inspect_err(
-                |error| tracing::debug!(%error, "images are pulled to a disk that is not open"),
+                |error| tracing::debug!(%error, "cannot open the disk of images before a pull"),
             )
             .ok()
     }
@@ -264,9 +264,9 @@ impl ImageManager {
             };
         };
         if self.syncs.fails_anew() {
-            tracing::warn!(image, %error, "a power cut may damage images, their files are not known to be on the disk");
+            tracing::warn!(image, %error, "cannot sync the files of images, so a power loss may damage them");
         } else {
-            tracing::debug!(image, %error, "the files of an image are not known to be on the disk");
+            tracing::debug!(image, %error, "cannot sync the files of an image");
         }
         if error.is_loss() {
             Synced::Lost(error.to_string())

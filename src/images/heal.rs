@@ -179,7 +179,7 @@ impl ImageManager {
                     }
                 }
                 Ok(None) => {}
-                Err(error) => tracing::warn!(image, %error, "cannot look at a suspect"),
+                Err(error) => tracing::warn!(image, %error, "cannot check a suspect image"),
             }
         }
         suspects
@@ -280,7 +280,7 @@ impl ImageManager {
         } else if self.note(&key, ASK_AGAIN) {
             tracing::warn!(
                 image,
-                "no source of a suspect image answers, it is used as it is"
+                "no source of a suspect image answers, using it as it is"
             );
         }
         Ok(answered)
@@ -302,7 +302,7 @@ impl ImageManager {
             Ok(found) => found.map(|found| found.id),
             // Whose image it is must be on record before a pull may change it.
             Err(error) => {
-                tracing::warn!(image, %error, "a registry is asked later, the runtime does not say what it has");
+                tracing::warn!(image, %error, "asking a registry later, since the runtime does not report its images");
                 return Ok(false);
             }
         };
@@ -348,7 +348,7 @@ impl ImageManager {
             Ok(Some(found)) => found,
             Ok(None) => return Ok(Removal::Needless),
             Err(error) => {
-                tracing::warn!(image, %error, "cannot look at a suspect");
+                tracing::warn!(image, %error, "cannot check a suspect image");
                 return Ok(Removal::Stays);
             }
         };
@@ -365,7 +365,7 @@ impl ImageManager {
             tracing::warn!(
                 image,
                 name,
-                "a suspect image stays, no source of one of its names answers; remove that name by hand"
+                "cannot remove a suspect image: no source of one of its names answers; remove that name by hand"
             );
             return Ok(Removal::Stays);
         }
@@ -394,7 +394,11 @@ impl ImageManager {
         if !is_gone {
             return Ok(Removal::Stays);
         }
-        tracing::info!(image, id, "suspect image removed, it is brought again");
+        tracing::info!(
+            image,
+            id,
+            "removed a suspect image, pulling or importing it again"
+        );
         let mut unanswered = self.unanswered();
         for key in names.keys() {
             unanswered.remove(key);
@@ -470,7 +474,7 @@ impl ImageManager {
         let pods = match service.sandboxes().await {
             Ok(pods) => pods,
             Err(error) => {
-                tracing::warn!(%error, "a suspect image stays, which sandboxes hold it is not known");
+                tracing::warn!(%error, "cannot remove a suspect image: its sandboxes are unknown");
                 return Ok(false);
             }
         };
@@ -504,10 +508,10 @@ impl ImageManager {
                 let receipt = store.commit_intent(intent, Transaction::new()).await?;
                 match service.remove_sandbox(&receipt).await {
                     Ok(()) => {
-                        tracing::info!(sandbox = %sandbox.id, pod = %status.uid, "a sandbox of a suspect image is removed");
+                        tracing::info!(sandbox = %sandbox.id, pod = %status.uid, "removed a sandbox of a suspect image");
                     }
                     Err(error) => {
-                        tracing::warn!(sandbox = %sandbox.id, pod = %status.uid, %error, "a sandbox that holds a suspect image cannot be removed yet");
+                        tracing::warn!(sandbox = %sandbox.id, pod = %status.uid, %error, "cannot remove a sandbox of a suspect image yet");
                         is_clear = false;
                     }
                 }
@@ -537,7 +541,7 @@ impl ImageManager {
             other => other?,
         };
         if let Err(error) = service.remove_container(&receipt).await {
-            tracing::warn!(container = %id, pod = %status.uid, %error, "a container that holds a suspect image cannot be removed yet");
+            tracing::warn!(container = %id, pod = %status.uid, %error, "cannot remove a container of a suspect image yet");
             return Ok(Holders::Stay);
         }
         Ok(Holders::Gone)
@@ -612,7 +616,7 @@ async fn holders<S: ImageService>(
     let holders = match service.containers_of(id).await {
         Ok(holders) => holders,
         Err(error) => {
-            tracing::warn!(image, %error, "a suspect image stays, its containers are not known");
+            tracing::warn!(image, %error, "cannot remove a suspect image: its containers are unknown");
             return None;
         }
     };
@@ -621,7 +625,7 @@ async fn holders<S: ImageService>(
         of_image.any(|c| !has_ended(c.state))
     };
     if holders.iter().any(is_in_use) {
-        tracing::debug!(image, "a suspect image stays, a container uses it");
+        tracing::debug!(image, "not removing a suspect image: a container uses it");
         return None;
     }
     Some(holders)
@@ -639,7 +643,7 @@ async fn remove_names<S: ImageService>(
     let digests = digests.filter(|digest| !names.contains_key(&qualified(digest)));
     for name in names.values().chain(digests) {
         if let Err(error) = service.remove_image(name).await {
-            tracing::warn!(image, name, %error, "a suspect image cannot be removed yet");
+            tracing::warn!(image, name, %error, "cannot remove a suspect image yet");
             return false;
         }
     }
@@ -651,7 +655,7 @@ async fn remove_names<S: ImageService>(
             false
         }
         Err(error) => {
-            tracing::warn!(image, %error, "cannot tell whether a suspect image is removed");
+            tracing::warn!(image, %error, "cannot check whether a suspect image is removed");
             false
         }
     }

@@ -385,7 +385,7 @@ impl Drop for Group {
         if let Some(leader) = self.0
             && let Err(error) = killpg(Pid::from_raw(leader), Signal::SIGKILL)
         {
-            tracing::debug!(pid = leader, %error, "cannot kill a program that was given up");
+            tracing::debug!(pid = leader, %error, "cannot kill an abandoned program");
         }
     }
 }

@@ -148,7 +148,7 @@ impl Preload {
         let mut looked = self.looked.subscribe();
         let seen = looked.wait_for(|looked| *looked || is_found());
         if tokio::time::timeout(FIRST_LOOK, seen).await.is_err() {
-            tracing::warn!(path = %self.dir.display(), "a pod goes on before the preload directory was looked at");
+            tracing::warn!(path = %self.dir.display(), "the preload directory is not listed yet, a pod proceeds without it");
         }
     }
 
@@ -160,7 +160,7 @@ impl Preload {
             return;
         }
         if let Err(error) = self.importer.unpin(&unpinned).await {
-            tracing::warn!(archive, %error, "images stay pinned in the runtime");
+            tracing::warn!(archive, %error, "cannot unpin images in the runtime");
         }
     }
 
@@ -173,11 +173,11 @@ impl Preload {
         let missing = match blocking::run(move || mount.missing()).await {
             Ok(Ok(missing)) => missing,
             Ok(Err(error)) => {
-                tracing::warn!(%path, %error, "cannot tell whether the file system of the preload directory is mounted");
+                tracing::warn!(%path, %error, "cannot check whether the file system of the preload directory is mounted");
                 None
             }
             Err(error) => {
-                tracing::warn!(%path, %error, "looking at the preload directory failed");
+                tracing::warn!(%path, %error, "checking the preload directory failed");
                 None
             }
         };
@@ -188,7 +188,7 @@ impl Preload {
             if is_due == [true] {
                 tracing::warn!(
                     reason = why,
-                    "archives of images stay as they are on record"
+                    "not listing the preload directory, keeping the records of archives"
                 );
             }
         }
@@ -205,7 +205,7 @@ impl Preload {
         match made.unwrap_or_else(|error| Err(notify::Error::io(io::Error::other(error)))) {
             Ok(made) => *self.watcher() = Some(made),
             Err(error) => {
-                tracing::debug!(path = %self.dir.display(), %error, "the preload directory is looked at periodically");
+                tracing::debug!(path = %self.dir.display(), %error, "cannot watch the preload directory, polling it");
             }
         }
     }
@@ -269,7 +269,7 @@ impl ImageManager {
             tracing::warn!(
                 image,
                 archive = archive.name,
-                "an archive is no source of a suspect image: it is gone, has changed or is damaged"
+                "cannot repair a suspect image from an archive: it is gone, has changed or is damaged"
             );
         }
         is_sound
@@ -696,7 +696,7 @@ impl ImageManager {
             preload.known().remove(&gone.name);
             tracing::info!(
                 archive = gone.name,
-                "an archive is gone, its images are pinned no more"
+                "an archive was removed, unpinned its images"
             );
             preload.unpin(&gone.name, &gone.images).await;
             let key = images::archive_key(&gone.name);

@@ -157,7 +157,7 @@ async fn run<S: ImageService>(
     let found = match service.image_status(&reference).await {
         Ok(found) => found,
         Err(error) => {
-            tracing::debug!(image = want.image, %error, "size of a pulled image is not known");
+            tracing::debug!(image = want.image, %error, "the size of a pulled image is unknown");
             None
         }
     };

@@ -354,7 +354,7 @@ impl PullRecords {
             let found = match service.image_status(&image).await {
                 Ok(found) => found,
                 Err(error) => {
-                    tracing::warn!(image, %error, "cannot tell how an interrupted pull ended");
+                    tracing::warn!(image, %error, "cannot find out how an interrupted pull ended");
                     continue;
                 }
             };
@@ -373,7 +373,7 @@ impl PullRecords {
                         tracing::info!(
                             image,
                             id = found.id,
-                            "an interrupted pull brought an image, who uses it must show credentials"
+                            "an interrupted pull delivered an image, its users must show credentials"
                         );
                         let record = PulledImage::new(&found.id);
                         transaction = transaction.put_object(&pulled, &record, now);
@@ -628,7 +628,7 @@ fn read<K: Kind>(state: &State, key: &Key<K>) -> Option<K> {
     let record = state.stored(key)?;
     let warn = |error: &kinds::Unparseable| {
         let error = &error.source;
-        tracing::warn!(%key, %error, "a record of a pull cannot be read");
+        tracing::warn!(%key, %error, "cannot read the record of a pull");
     };
     record.read().inspect_err(warn).ok()
 }

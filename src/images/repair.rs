@@ -66,7 +66,7 @@ impl ImageManager {
         self.settle(Some(wish.image), service, store, report)
             .await?;
         let told = |error: CriError| {
-            tracing::warn!(image = wish.image, %error, "cannot tell whether the image is whole");
+            tracing::warn!(image = wish.image, %error, "cannot check whether the image is complete");
             Standing::Trusted
         };
         let before = match self.look(wish.image, service, store).await {
@@ -163,7 +163,7 @@ impl ImageManager {
         let mut images = match service.sandbox_images().await {
             Ok(images) => images,
             Err(error) => {
-                tracing::warn!(%error, "the runtime does not say which image a sandbox is made of");
+                tracing::warn!(%error, "the runtime does not report the image of a sandbox");
                 return Vec::new();
             }
         };
@@ -189,7 +189,7 @@ impl ImageManager {
         let (standing, found) = match self.look(image, service, store).await {
             Ok(looked) => looked,
             Err(error) => {
-                tracing::warn!(image, %error, "cannot look at the image of a container that failed");
+                tracing::warn!(image, %error, "cannot check the image of a container that failed");
                 return Ok(false);
             }
         };
@@ -236,7 +236,7 @@ impl ImageManager {
         let siblings = match siblings(image, id, service).await {
             Ok(siblings) => siblings,
             Err(error) => {
-                tracing::warn!(image, %error, "cannot look for images with the layers of a suspect");
+                tracing::warn!(image, %error, "cannot list images that share layers with a suspect image");
                 return Ok(false);
             }
         };
@@ -389,11 +389,11 @@ impl ImageManager {
         };
         let released = self.released.get_or_try_init(|| async {
             let count = preload.release(self.clock.now()).await?;
-            tracing::info!(count, "the runtime has let go of pulls that were cut off");
+            tracing::info!(count, "released the runtime's leases of interrupted pulls");
             Ok::<(), super::ImportError>(())
         });
         if let Err(error) = released.await {
-            tracing::warn!(%error, "the runtime may take what is left of pulls that were cut off for whole");
+            tracing::warn!(%error, "cannot release the leases of interrupted pulls, the runtime may take partial images for complete");
         }
     }
 
@@ -431,7 +431,7 @@ impl ImageManager {
             let found = match service.image_status(image).await {
                 Ok(found) => found,
                 Err(error) => {
-                    tracing::warn!(image, %error, "cannot tell how a pull that was cut off ended");
+                    tracing::warn!(image, %error, "cannot find out how an interrupted pull ended");
                     continue;
                 }
             };

@@ -74,7 +74,7 @@ impl ImageManager {
         loop {
             let looked = self.look_at_archives(is_first, service, store, recorder);
             let is_written = looked.await.unwrap_or_else(|error| {
-                tracing::warn!(%error, "archives are looked at again later");
+                tracing::warn!(%error, "cannot check archives, retrying");
                 true
             });
             is_first = false;
@@ -106,7 +106,7 @@ impl ImageManager {
         };
         loop {
             if let Err(error) = self.look_at_suspects(service, store, &report).await {
-                tracing::warn!(%error, "images are looked at again later");
+                tracing::warn!(%error, "cannot check images, retrying");
             }
             first.send_replace(true);
             if *self.sandboxes_wait.borrow() {
@@ -154,7 +154,7 @@ impl ImageManager {
                     Some((image, brought)) = under_way.next(), if !under_way.is_empty() => {
                         bringing.remove(&image);
                         if let Err(error) = brought {
-                            tracing::warn!(image, %error, "an image is brought again later");
+                            tracing::warn!(image, %error, "cannot pull or import an image again, retrying");
                         }
                     }
                     () = self.owing.notified() => break,
@@ -192,9 +192,7 @@ impl ImageManager {
         let mut round = self.round.subscribe();
         let looked = round.wait_for(|looked| *looked);
         if tokio::time::timeout(FIRST_ROUND, looked).await.is_err() {
-            tracing::warn!(
-                "a sandbox is made before the images of the earlier boot were looked at"
-            );
+            tracing::warn!("creating a sandbox before images from before the reboot were checked");
             // A minute for all of them: each that waits keeps others from being made.
             self.round.send_replace(true);
         }
@@ -206,7 +204,7 @@ impl ImageManager {
         let mut waiting = self.sandboxes_wait.subscribe();
         let repaired = waiting.wait_for(|waiting| !*waiting);
         if tokio::time::timeout(FIRST_ROUND, repaired).await.is_err() {
-            tracing::warn!("a sandbox is made before its image was repaired");
+            tracing::warn!("creating a sandbox before its image was repaired");
             // A minute for all of them.
             self.sandboxes_wait.send_replace(false);
         }
@@ -248,7 +246,7 @@ impl ImageManager {
                 Ok((Standing::Owed, _)) => owed.push(image),
                 Ok(_) => {}
                 Err(error) => {
-                    tracing::warn!(image, %error, "cannot look at an image that was removed");
+                    tracing::warn!(image, %error, "cannot check an image that was removed");
                 }
             }
         }
@@ -293,7 +291,7 @@ impl ImageManager {
             tracing::warn!(
                 image,
                 error = why,
-                "an image that was removed is not there again yet"
+                "cannot pull or import a removed image again yet"
             );
         }
         (image, failed.map_or(Ok(()), Err))

@@ -232,7 +232,7 @@ impl Syncs {
             && let Err(error) = self.sync(&opened).await
         {
             // The end of the pull finds it as well.
-            tracing::debug!(%error, "the files of a pull are not on the disk yet");
+            tracing::debug!(%error, "cannot sync the files of a running pull");
         }
     }
 

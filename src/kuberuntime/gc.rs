@@ -315,7 +315,7 @@ impl Remover<'_> {
             let removed =
                 logs::beside(self.ctx, move |ctx| attempt_files::remove(ctx, &owner, &of));
             if let Err(error) = removed.await {
-                tracing::warn!(pod = %pod, container = %container.name, %error, "files of a removed container stay");
+                tracing::warn!(pod = %pod, container = %container.name, %error, "cannot remove files of a removed container");
             }
         }
         Ok(())

@@ -259,7 +259,7 @@ async fn run_http(get: &HTTPGetAction, target: HookTarget<'_>) -> Result<(), Str
         Err(GetError::NotTls) if https => {
             tracing::info!(
                 container = target.name,
-                "an HTTPS hook is answered in plain HTTP, asking again so"
+                "an HTTPS hook is answered in plain HTTP, retrying with HTTP"
             );
             headers.remove(reqwest::header::AUTHORIZATION);
             let url = url_of(get, "http", host, port)?;

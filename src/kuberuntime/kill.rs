@@ -236,8 +236,8 @@ impl Killer<'_> {
             });
             match error {
                 Err(error) if self.is_of_earlier_boot(sandbox).await => {
-                    tracing::warn!(%error, "what an earlier boot has left cannot be cleaned up, the pod goes on without it");
-                    let text = format!("error killing pod: {error}. It is left of an earlier boot, the pod goes on without it");
+                    tracing::warn!(%error, "cannot clean up a sandbox from a previous boot, ignoring it");
+                    let text = format!("error killing pod: {error}. The sandbox is from a previous boot; ignoring it");
                     self.recorder.record(Event {
                         pod: Some(pod.clone()),
                         container: None,
@@ -274,7 +274,7 @@ impl Killer<'_> {
                 is_of_earlier_boot(sandbox, boot.map(String::as_str), self.clock.now())
             }
             Err(error) => {
-                tracing::debug!(sandbox = %sandbox.id, %error, "cannot tell the boot that a sandbox was made in");
+                tracing::debug!(sandbox = %sandbox.id, %error, "cannot find out in which boot a sandbox was made");
                 false
             }
         }
@@ -338,9 +338,7 @@ impl Killer<'_> {
         let stopped = if remembered.is_some() {
             stop.await
         } else {
-            tracing::info!(
-                "the preStop hook has used up the grace period, the container is stopped beside it"
-            );
+            tracing::info!("the preStop hook has used up the grace period, stopping its container");
             // The call stays: to give it up would end the command at once, before the container has to.
             let mut stop = pin!(stop);
             tokio::select! {
@@ -381,7 +379,7 @@ impl Killer<'_> {
                 .await
                 .is_err()
         {
-            tracing::info!("no grace is left to wait for other containers");
+            tracing::info!("no grace period is left to wait for other containers");
         }
         let timeout = stop_timeout(left());
         tracing::info!(timeout, "stopping container");
@@ -497,7 +495,7 @@ impl Killer<'_> {
             None => match self.cri.container_status(&container.id).await {
                 Ok(told) => PreStop::of_annotations(&told.annotations)?,
                 Err(error) => {
-                    tracing::warn!(%error, "cannot ask the runtime for a preStop hook, there is none then");
+                    tracing::warn!(%error, "cannot read the preStop hook from the runtime, skipping it");
                     return None;
                 }
             },
@@ -574,7 +572,7 @@ impl PreStop {
         let handler = match serde_json::from_str(text) {
             Ok(handler) => handler,
             Err(error) => {
-                tracing::warn!(%error, "the preStop hook in a container's annotation cannot be read");
+                tracing::warn!(%error, "cannot parse the preStop hook in a container's annotation");
                 return None;
             }
         };

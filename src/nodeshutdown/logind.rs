@@ -143,12 +143,12 @@ impl Logind {
             if text == said {
                 debug!(
                     error = text,
-                    "shutdowns of the machine are still not announced"
+                    "still cannot watch for shutdowns of the machine"
                 );
             } else {
                 warn!(
                     error = text,
-                    "shutdowns of the machine are not announced for now"
+                    "cannot watch for shutdowns of the machine for now"
                 );
                 said = text;
             }
@@ -214,7 +214,7 @@ impl Logind {
         } else {
             Announced::Up
         };
-        debug!(?announced, "logind says");
+        debug!(?announced, "announcement of logind");
         self.announcer.announced.send_replace(announced);
     }
 
@@ -242,7 +242,7 @@ impl Logind {
             }
             // During a shutdown logind gives none; the old one, if any, still counts.
             Err(error) => {
-                warn!(%error, "no lock that delays shutdowns");
+                warn!(%error, "cannot take the lock that delays shutdowns");
                 self.show(lock.is_some(), Some(error.to_string()));
             }
         }
@@ -278,7 +278,7 @@ impl Logind {
             allowed_s = found.as_secs(),
             wanted_s = wanted.as_secs(),
             file = %self.drop_in.display(),
-            "asking logind for a longer delay"
+            "requesting a longer delay from logind"
         );
         write_file(&self.drop_in, shutdown::delay_drop_in(wanted))
             .await
@@ -332,11 +332,11 @@ pub async fn is_machine_going_down() -> bool {
     match tokio::time::timeout(LAST_QUESTION, asked).await {
         Ok(Ok(down)) => down,
         Ok(Err(error)) => {
-            warn!(%error, "cannot tell whether the machine goes down");
+            warn!(%error, "cannot find out whether the machine shuts down");
             false
         }
         Err(_) => {
-            warn!("cannot tell whether the machine goes down: no answer from systemd");
+            warn!("cannot find out whether the machine shuts down: no answer from systemd");
             false
         }
     }

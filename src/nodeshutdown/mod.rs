@@ -187,7 +187,7 @@ impl NodeShutdown {
             this.show(&record);
         }
         if this.current.is_some() {
-            info!("the node is shutting down, as on record");
+            info!("resuming the recorded shutdown of the node");
         }
         let state = &this.options.runtime_state;
         state.set_shutting_down(this.current.is_some());
@@ -263,7 +263,7 @@ impl NodeShutdown {
             return;
         }
         if let Err(error) = store.commit_or_hold(transaction).await {
-            warn!(%error, "how shutdowns are delayed is not on record");
+            warn!(%error, "cannot record how shutdowns are delayed");
         }
     }
 
@@ -289,7 +289,7 @@ impl NodeShutdown {
         let work = async {
             if now == Announced::Unknown {
                 tokio::time::sleep(ANSWER).await;
-                warn!("nobody says whether the shutdown on record was cancelled, going on with it");
+                warn!("cannot find out whether the recorded shutdown was cancelled, continuing it");
             }
             let record = match record.ended {
                 Some(_) => record,
@@ -443,7 +443,7 @@ impl NodeShutdown {
             let mut is_told = false;
             while let Err(error) = store.commit(transaction.clone()).await {
                 if !is_told {
-                    warn!(%error, "the store cannot write the ends of the pods, waiting for it");
+                    warn!(%error, "the store cannot write the exits of the pods, waiting for it");
                 }
                 is_told = true;
                 tokio::time::sleep(POLL).await;
@@ -454,11 +454,11 @@ impl NodeShutdown {
         if written.is_ok() {
             return;
         }
-        error!("the time is over, and the ends of the pods are not on the disk");
+        error!("the time is over, but the exits of the pods are not on the disk");
         // A store that hangs has it in its queue.
         let held = tokio::time::timeout(SYNC, store.commit_or_hold(transaction)).await;
         if let Ok(Err(error)) = held {
-            warn!(%error, "the end of the shutdown is not on record");
+            warn!(%error, "cannot record the end of the shutdown");
         }
     }
 
@@ -508,14 +508,14 @@ impl NodeShutdown {
     async fn commit(&self, record: &ShutdownRecord, why: &str) {
         let transaction = record.transaction(why, self.now());
         if let Err(error) = self.options.store.commit_or_hold(transaction).await {
-            warn!(%error, "the shutdown is not on record");
+            warn!(%error, "cannot record the shutdown");
         }
     }
 
     fn release(&self, released: bool) {
         let is_new = |old: &mut bool| std::mem::replace(old, released) != released;
         if self.options.link.released.send_if_modified(is_new) && released {
-            info!("the machine may go down");
+            info!("released the shutdown delay lock");
         }
     }
 

@@ -64,7 +64,7 @@ impl Checkpoint {
             Ok(value) => Some((value, record.at())),
             Err(error) => {
                 let error = error.source;
-                tracing::warn!(%key, %error, "a record of the node cannot be read, it is fetched again");
+                tracing::warn!(%key, %error, "cannot read a record of the node, fetching it again");
                 None
             }
         }
@@ -93,7 +93,7 @@ impl Checkpoint {
             // Not waited for, see the module; a store that fails tells so through its health.
             Ok(transaction) => drop(self.store.submit(transaction)),
             Err(error) => {
-                tracing::warn!(%key, %error, "a record of the node cannot be written");
+                tracing::warn!(%key, %error, "cannot write a record of the node");
             }
         }
     }

@@ -63,7 +63,10 @@ impl FactsTask {
                 }
                 Err(error) => {
                     if error != address_error {
-                        warn!(error, "the node's addresses stay as they are");
+                        warn!(
+                            error,
+                            "cannot read the node's addresses, keeping the last ones"
+                        );
                     }
                     address_error = error;
                 }
@@ -129,8 +132,8 @@ impl FactsTask {
                     facts.machine.ephemeral_storage = known.ephemeral_storage;
                 }
             }
-            Ok(Err(error)) => warn!(%error, "cannot look at the machine"),
-            Err(_) => warn!("looking at the machine takes too long: a disk hangs"),
+            Ok(Err(error)) => warn!(%error, "cannot read the machine's properties"),
+            Err(_) => warn!("reading the machine's properties takes too long: a disk hangs"),
         }
     }
 
@@ -159,11 +162,11 @@ async fn told<T>(what: &str, call: impl Future<Output = Result<T, CriError>>) ->
     match tokio::time::timeout(PATIENCE, call).await {
         Ok(Ok(answer)) => Some(answer),
         Ok(Err(error)) => {
-            debug!(what, %error, "the runtime does not tell");
+            debug!(what, %error, "the runtime answers with an error");
             None
         }
         Err(_) => {
-            debug!(what, "the runtime does not tell in time");
+            debug!(what, "the runtime does not answer in time");
             None
         }
     }

@@ -94,14 +94,14 @@ impl LeaseTask {
             warn!(
                 node = self.name,
                 error = text,
-                "the node's lease is not renewed, trying on"
+                "cannot renew the node's lease, retrying"
             );
             self.said = text;
         } else {
             debug!(
                 node = self.name,
                 error = text,
-                "the node's lease is not renewed"
+                "cannot renew the node's lease"
             );
         }
     }

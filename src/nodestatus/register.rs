@@ -87,7 +87,7 @@ impl StatusTask {
                 node = name,
                 before = other,
                 now = self.own_machine(),
-                "the node was another machine's before"
+                "the node belonged to another machine before"
             );
         }
     }

@@ -219,14 +219,14 @@ impl StatusTask {
             warn!(
                 node = self.settings.name,
                 error = text,
-                "the node is not as it should be, trying on"
+                "cannot update node status, retrying"
             );
             self.said = text;
         } else {
             debug!(
                 node = self.settings.name,
                 error = text,
-                "the node cannot be written now"
+                "cannot update node status"
             );
         }
     }

@@ -115,7 +115,7 @@ impl Context {
                 tracing::warn!(
                     key,
                     error,
-                    "the recorded copy of an object cannot be used, it is fetched again"
+                    "cannot use the recorded copy of an object, fetching it again"
                 );
                 None
             }

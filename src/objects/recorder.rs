@@ -101,12 +101,12 @@ async fn flush(inner: &Inner) -> bool {
             Ok(_) => {}
             // Never for what is built here, and no better the next time.
             Err(error @ (CommitError::Invalid { .. } | CommitError::Stale { .. })) => {
-                tracing::error!(%error, keys = ?batch, "objects cannot be recorded");
+                tracing::error!(%error, keys = ?batch, "cannot record objects");
             }
             Err(CommitError::Closed) => return true,
             Err(error @ (CommitError::Unavailable { .. } | CommitError::Unknown { .. })) => {
                 // The store itself logs its troubles.
-                tracing::debug!(%error, "objects are recorded later");
+                tracing::debug!(%error, "recording objects later");
                 ctx.mark_all(batch.into_iter().chain(marked));
                 return false;
             }
@@ -280,7 +280,7 @@ fn tell_unreadable(ctx: &Context, before: usize) -> usize {
         tracing::warn!(
             records = count,
             why,
-            "recorded secrets cannot be decrypted, they are fetched again"
+            "cannot decrypt recorded secrets, fetching them again"
         );
         if let Some(events) = &ctx.events {
             events.record(Event::node(

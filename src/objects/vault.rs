@@ -179,7 +179,7 @@ impl Vault {
                 let ids = |ring: &Keyring| ring.iter().map(Key::id).collect::<Vec<_>>();
                 let changed = loaded.ring.as_deref().map(ids) != Some(ids(&ring));
                 if changed && create.is_none() {
-                    tracing::info!(path = %file.path().display(), active = %ring.active().id(), "took up the keys for secrets on disk");
+                    tracing::info!(path = %file.path().display(), active = %ring.active().id(), "loaded the keys for secrets on disk");
                 }
                 loaded.ring = Some(Arc::new(ring));
                 loaded.trouble = None;
@@ -192,11 +192,7 @@ impl Vault {
                         Some(_) => "the keys read before stay in use",
                         None => "secrets are not recorded, and recorded ones count as absent",
                     };
-                    tracing::error!(
-                        error = text,
-                        going_on,
-                        "the secrets key file cannot be used"
-                    );
+                    tracing::error!(error = text, going_on, "cannot use the secrets key file");
                 }
                 loaded.trouble = Some(text);
                 false

@@ -127,7 +127,7 @@ impl OomWatcher {
                 Err(error) => error,
             };
             if !logged {
-                warn!(%error, device = %device.display(), "cannot read the kernel's log, OOM kills give no events; trying again every minute");
+                warn!(%error, device = %device.display(), "cannot read the kernel's log, OOM kills give no events; retrying every minute");
                 logged = true;
             }
             tokio::time::sleep(AGAIN).await;
@@ -218,7 +218,7 @@ impl OomWatcher {
             scope: scope.to_owned(),
         };
         parts.metrics.oom_kills.get_or_create(&label).inc();
-        info!(process, pid, scope, cgroup = limited, anon_rss = ?kill.anon_rss, "the kernel killed a process for want of memory");
+        info!(process, pid, scope, cgroup = limited, anon_rss = ?kill.anon_rss, "the kernel killed a process because memory ran out");
         if kill.scope == Scope::Node {
             let text = format!("System OOM encountered, victim process: {process}, pid: {pid}");
             let event = Event::node(EventType::Warning, "SystemOOM", text);
@@ -324,7 +324,7 @@ fn recorded(state: &State, kernel_boot_id: &str) -> Option<u64> {
         Ok(position) => (position.boot == kernel_boot_id).then_some(position.sequence),
         Err(error) => {
             let error = error.source;
-            warn!(%error, "the position in the kernel's log is not readable, going on from its end");
+            warn!(%error, "cannot read the stored position in the kernel's log, continuing from its end");
             None
         }
     }

@@ -241,7 +241,7 @@ impl Pleg {
                         let retry = if unimplemented || stream_errors >= MAX_STREAM_ERRORS {
                             info!(
                                 errors = stream_errors,
-                                unimplemented, "no container events from the runtime, listing each second"
+                                unimplemented, "no container events from the runtime, listing every second"
                             );
                             stream_errors = 0;
                             STREAM_RETRY
@@ -353,7 +353,7 @@ impl Pleg {
                         info!("the runtime takes long to list its pods");
                     }
                     Ask::Pod(uid, _) => {
-                        info!(pod = %uid, "the runtime takes long to inspect a pod, others go on");
+                        info!(pod = %uid, "the runtime takes long to inspect a pod, others proceed");
                     }
                     Ask::Version => {}
                 }

@@ -57,14 +57,14 @@ pub(super) async fn volumes(context: &WorkerContext, pod: &Pod, sources: &Source
             claim: (namespace, claim),
         };
         if let Err(error) = one.grow(growth).await {
-            debug!(%error, volume = name, "the claim of a volume is told later");
+            debug!(%error, volume = name, "cannot report the expansion of a volume to its claim yet");
         }
     }
 }
 
 async fn note(context: &WorkerContext, resolved: &Resolved, bytes: u64) {
     if let Err(error) = context.volumes.note_size(&resolved.remote, bytes).await {
-        warn!(%error, volume = resolved.remote.name, "the size of a volume is not on record");
+        warn!(%error, volume = resolved.remote.name, "cannot record the size of a volume");
     }
 }
 
@@ -103,7 +103,7 @@ impl One<'_> {
                 return told.await;
             }
             Err(_) => {
-                debug!(volume = self.name, "a volume still grows");
+                debug!(volume = self.name, "the expansion of a volume continues");
                 return Ok(());
             }
         }

@@ -576,7 +576,7 @@ impl PodWorkers {
         {
             info!(
                 left = self.0.tasks.len(),
-                "workers still busy, their pods are picked up at the next start"
+                "some workers are still busy, the next start resumes their pods"
             );
             self.abort();
         }

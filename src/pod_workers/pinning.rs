@@ -140,7 +140,7 @@ async fn tell(context: &WorkerContext, due: &Update) {
         Ok(Ok(())) => {}
         Ok(Err(error)) => {
             let error = causes(&error);
-            debug!(%pod, container, error, "the container will be told its CPUs again");
+            debug!(%pod, container, error, "cannot set the container's CPUs, retrying");
         }
         Err(_) => {
             let after = ANSWER_WITHIN.as_secs();
@@ -181,7 +181,7 @@ async fn tell_in_turn(context: &WorkerContext, due: &Update) -> Result<(), Commi
     if update.cpus == update.may_use {
         debug!(%pod, container, %cpus, "container has its CPUs");
     } else {
-        info!(%pod, container, %cpus, exclusive = update.is_exclusive, "container has other CPUs");
+        info!(%pod, container, %cpus, exclusive = update.is_exclusive, "changed the container's CPUs");
     }
     pinning.set_confirmed(id, Some(cpus.clone()));
     record(context, &update).await
@@ -238,7 +238,7 @@ fn message(context: &WorkerContext, update: &Update) -> v1::LinuxContainerResour
             told.cpu_quota = whole.cpu_quota;
         }
         Err(error) => {
-            warn!(pod = %update.pod, container = update.container, %error, "the CPU quota of a container stays as it is");
+            warn!(pod = %update.pod, container = update.container, %error, "cannot change the CPU quota of a container");
         }
     }
     told
@@ -258,7 +258,7 @@ async fn forget(context: &WorkerContext, update: &Update) {
         .store
         .commit(transaction.delete::<CpusetRecord>(&key));
     if let Err(error) = forgotten.await {
-        debug!(pod = %update.pod, container = update.container, %error, "what a container was told stays on record");
+        debug!(pod = %update.pod, container = update.container, %error, "cannot delete the record of a container's CPUs");
     }
 }
 

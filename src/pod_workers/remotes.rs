@@ -147,7 +147,7 @@ async fn one(asker: &Asker<'_>, pod: &Pod, volume: &Volume) -> Result<Resolved, 
     };
     match (found, mounted) {
         (Err(why), Some(remote)) if !wants_tokens(&remote) => {
-            debug!(pod = %pod.uid(), volume = volume.name, why, "a mounted volume is taken as it was mounted");
+            debug!(pod = %pod.uid(), volume = volume.name, why, "cannot resolve a mounted volume, keeping it as it was mounted");
             Ok(Resolved {
                 remote,
                 secrets: BTreeMap::new(),
@@ -157,7 +157,7 @@ async fn one(asker: &Asker<'_>, pod: &Pod, volume: &Volume) -> Result<Resolved, 
         }
         // Another claim of that name, or another volume of that name: neither is what the pod has.
         (Ok(found), Some(remote)) if !is_same_storage(&found.remote, &remote) => {
-            debug!(pod = %pod.uid(), volume = volume.name, leads_to = found.remote.name, "a mounted volume stays what it was");
+            debug!(pod = %pod.uid(), volume = volume.name, leads_to = found.remote.name, "keeping the mounted storage of a volume");
             Ok(Resolved {
                 remote,
                 capacity: None,

@@ -140,7 +140,7 @@ pub(super) async fn actuate(
     match put_in_force(context, job, status, &changes, &mut progress).await? {
         Ok(()) => {}
         Err(why) => {
-            warn!(error = why, "a resize cannot be put in force");
+            warn!(error = why, "cannot apply a resize");
             if progress.record.error.as_ref() != Some(&why) {
                 progress.record.error = Some(why.clone());
                 progress.keep(context, job, "resize failed", &why).await?;
@@ -208,7 +208,10 @@ async fn put_in_force(
     match set_limits(context, pod, first).await {
         // What the containers have is not known: they may have to shrink first.
         Err(why) if is_unconfirmed => {
-            debug!(error = why, "the pod's cgroup follows its containers")
+            debug!(
+                error = why,
+                "cannot change the pod's cgroup first, changing it after its containers"
+            )
         }
         Err(why) => return Ok(Err(why)),
         Ok(()) => {}
@@ -256,7 +259,7 @@ async fn notify_sandbox(context: &WorkerContext, pod: &Pod, status: &PodStatus) 
     };
     let (overhead, mut resources) = match sandbox_config::resources_of(pod, &context.node) {
         Ok(found) => found,
-        Err(error) => return debug!(%error, "the runtime is not told of the resize"),
+        Err(error) => return debug!(%error, "cannot send the resize to the runtime"),
     };
     if context.pinning.has_cpus(&pod.uid(), None) {
         resources::lift_quota(&mut resources);
@@ -267,9 +270,9 @@ async fn notify_sandbox(context: &WorkerContext, pod: &Pod, status: &PodStatus) 
     match told.await {
         Ok(()) => {}
         Err(error) if error.kind == CriErrorKind::Unimplemented => {
-            debug!("the runtime knows no resize of sandboxes");
+            debug!("the runtime does not support the resize of sandboxes");
         }
-        Err(error) => warn!(%error, "the runtime did not take the resize of the sandbox"),
+        Err(error) => warn!(%error, "the runtime refused the resize of the sandbox"),
     }
 }
 

@@ -148,7 +148,7 @@ async fn services(context: &WorkerContext, pod: &Pod) -> Option<Vec<Arc<Service>
         Ok(services) => Some(services),
         Err(ObjectError::Standalone { .. }) => Some(Vec::new()),
         Err(error) => {
-            debug!(%error, "the services are not known yet");
+            debug!(%error, "the services are unknown yet");
             None
         }
     }

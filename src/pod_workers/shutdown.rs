@@ -81,7 +81,7 @@ impl PodWorkers {
         let permit = match permit {
             Ok(permit) => permit,
             Err(error) => {
-                warn!(%error, "containers are left to the machine");
+                warn!(%error, "cannot stop containers, leaving them to the shutdown");
                 return;
             }
         };
@@ -97,14 +97,14 @@ impl PodWorkers {
         };
         info!(
             pods = pods.len(),
-            "the machine goes down, stopping containers"
+            "the machine shuts down, stopping containers"
         );
         let work = pods.iter().map(|(uid, pod)| {
             let span = info_span!("last_stop", pod = %uid, name = pod.name());
             stop_pod(context, uid, pod, &permit).instrument(span)
         });
         if tokio::time::timeout(limit, join_all(work)).await.is_err() {
-            warn!("some containers need longer, they are left to the machine");
+            warn!("some containers need longer, leaving them to the shutdown");
         }
     }
 }
@@ -117,7 +117,7 @@ async fn stop_pod(context: &WorkerContext, uid: &PodUid, pod: &Pod, permit: &Sto
     let shown = match shown {
         Ok(shown) => shown,
         Err(error) => {
-            warn!(%error, "cannot ask the runtime for the pod, it is left to the machine");
+            warn!(%error, "cannot inspect the pod, leaving it to the shutdown");
             return;
         }
     };
@@ -128,7 +128,7 @@ async fn stop_pod(context: &WorkerContext, uid: &PodUid, pod: &Pod, permit: &Sto
     let stops = running.map(|container| async move {
         let stopped = stop_container(context, uid, pod, container, permit).await;
         if let Err(error) = stopped {
-            warn!(container = container.name, %error, "cannot stop the container and record its end");
+            warn!(container = container.name, %error, "cannot stop the container and record its exit");
         }
     });
     join_all(stops).await;

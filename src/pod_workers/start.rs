@@ -121,7 +121,7 @@ pub(super) async fn look_at_log(
     let log = match read.await {
         Ok(log) => log.unwrap_or_default(),
         Err(error) => {
-            debug!(%error, container = start.name, "the log of a failed container is no evidence");
+            debug!(%error, container = start.name, "cannot read the log of a failed container");
             return Ok(());
         }
     };
@@ -226,7 +226,7 @@ pub(super) async fn unmount_shown(
         false => volumes.unmount_shown_shared(&job.uid).await,
     };
     for error in own.err().into_iter().chain(shared.err()) {
-        warn!(container = container.name, error = %causes(&error), "mounts of earlier attempts stay on the node");
+        warn!(container = container.name, error = %causes(&error), "cannot unmount files of previous attempts");
     }
 }
 
@@ -360,7 +360,7 @@ pub(super) async fn post_start(
     let outcome = tokio::select! {
         outcome = hooks::run(handler, target, &context.cri) => outcome,
         () = ended(context, uid, id) => {
-            info!(container = name, "the container has ended, its postStart hook is given up");
+            info!(container = name, "the container has ended, giving up its postStart hook");
             return Ok(Ok(()));
         }
     };
@@ -426,7 +426,7 @@ async fn ended(context: &WorkerContext, uid: &PodUid, id: &ContainerId) {
                     return;
                 }
             }
-            Err(error) => debug!(%error, "cannot see whether the container still runs"),
+            Err(error) => debug!(%error, "cannot check whether the container still runs"),
         }
     }
 }

@@ -117,7 +117,7 @@ pub(super) async fn prune_init(
             match error {
                 gc::GcError::Commit { .. } => return Err(error.into()),
                 gc::GcError::Runtime { .. } | gc::GcError::InUse { .. } | gc::GcError::Links(_) => {
-                    warn!(%error, "a dead init container stays");
+                    warn!(%error, "cannot remove a dead init container");
                 }
             }
         }

@@ -336,7 +336,7 @@ async fn refresh_volumes(
         Err(error) => {
             debug!(
                 error = causes_of(&error),
-                "a volume keeps its former content"
+                "cannot refresh a volume, keeping its previous content"
             );
             Ok(())
         }

@@ -41,7 +41,7 @@ pub async fn take_over(workers: PodWorkers, ready: SourcesReady, token: Cancella
                 Err(error) => {
                     warn!(
                         error = causes(&error),
-                        "cannot tell which volumes pods have; nothing is detached"
+                        "cannot find out which volumes pods have; detaching nothing"
                     )
                 }
             }
@@ -124,7 +124,7 @@ async fn look(
     }
     for (uid, _) in &unknown {
         if said.is_new(uid.to_string()) {
-            info!(pod = %uid, "what is mounted for a pod cannot be told yet; it is tried again");
+            info!(pod = %uid, "the owner of a leftover mount is unknown yet, retrying");
         }
     }
     if unknown.is_empty() {
@@ -144,7 +144,7 @@ fn tell_stray(said: &mut Said, uid: &PodUid, traces: &[Trace]) {
             warn!(
                 pod = %uid,
                 at,
-                "something is mounted as a pod's volume that belongs to no pod that is known; it stays until somebody unmounts it"
+                "a leftover mount belongs to no known pod, keeping it until somebody unmounts it"
             );
         }
     }
@@ -186,7 +186,7 @@ async fn of_pod(context: &WorkerContext, pod: &Pod) -> Result<bool, VolumeError>
                 context.volumes.take_over(&uid, &volume, &remote).await?;
             }
             Err(why) => {
-                tracing::debug!(pod = %uid, volume, why, "a volume cannot be told yet");
+                tracing::debug!(pod = %uid, volume, why, "cannot identify a volume yet");
                 all = false;
             }
         }

@@ -108,7 +108,7 @@ async fn step(workers: &PodWorkers, job: Job) -> Next {
         return forget(workers, &job).await;
     }
     let Some(committed) = committed(workers, &job).await else {
-        debug!("a commit under way is left to itself for a newer decision");
+        debug!("leaving a commit under way for a newer decision");
         return Next::Wait;
     };
     let permit = match committed {
@@ -119,7 +119,7 @@ async fn step(workers: &PodWorkers, job: Job) -> Next {
             return Next::Wait;
         }
         Err(error) => {
-            warn!(%error, "cannot record the pod, it waits");
+            warn!(%error, "cannot record the pod, waiting");
             requeue(workers, &job.uid, STORE_RETRY, "the store refused a commit");
             return Next::Wait;
         }
@@ -153,14 +153,14 @@ async fn step(workers: &PodWorkers, job: Job) -> Next {
             return Next::Wait;
         }
         kept = interrupted(context, &job) => {
-            info!("a probe has failed, the sync under way is given up for the stop");
+            info!("a probe has failed, giving up the current sync for the stop");
             let abort = workers.0.abort.clone();
             workers.0.tasks.spawn(async move { abort.run_until_cancelled(kept).await });
             mark_acted(workers, &job.uid);
             return Next::Wait;
         }
         () = its_deadline(context, &job) => {
-            info!("activeDeadlineSeconds are over, the sync under way is given up");
+            info!("activeDeadlineSeconds are over, giving up the current sync");
             mark_acted(workers, &job.uid);
             workers.sync(&job.uid);
             return Next::Wait;
@@ -209,7 +209,7 @@ fn failed(workers: &PodWorkers, job: &Job, failure: &StepFailure) {
     let error = causes(&*failure.error);
     match &*failure.error {
         StepError::Stale => debug!("decided on outdated records, deciding again"),
-        _ => info!(error, "pod is not as it should be yet"),
+        _ => info!(error, "pod sync failed, retrying"),
     }
     failures::tell(context, job, failure);
     let (now, jitter) = (context.clock.now(), rand::random::<f64>());
@@ -303,7 +303,7 @@ async fn stop_left_running(context: &WorkerContext, job: &Job, permit: &StopPerm
         Err(error) => {
             let error = causes(&error);
             if pace.is_due(&what, &error, context.clock.now()) {
-                warn!(error, "cannot stop what runs of a finished pod yet");
+                warn!(error, "cannot stop the containers of a finished pod yet");
             }
         }
     }
@@ -351,7 +351,7 @@ async fn commit_in_time(
     match tokio::time::timeout(patience, commit(workers, job)).await {
         Ok(committed) => committed,
         Err(_) => {
-            info!("activeDeadlineSeconds are over, the pod ends ahead of the record of its update");
+            info!("activeDeadlineSeconds are over, stopping the pod before its update is recorded");
             Ok(None)
         }
     }

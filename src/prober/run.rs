@@ -372,7 +372,7 @@ impl Task<'_> {
 
     fn committed(&mut self, id: ProbeId, answer: Result<(), CommitError>) {
         if let Err(error) = answer {
-            debug!(%error, "the result of a probe is not recorded yet, its next one is");
+            debug!(%error, "cannot record the result of a probe, recording it with the next one");
             self.inner.table().not_recorded(id);
         }
     }

@@ -129,7 +129,7 @@ impl RemoteFigures {
         while let Some(until) = self.waits_until(&keys) {
             let changed = tokio::time::timeout_at(until, answered.changed()).await;
             if changed.is_err() {
-                debug!("volumes do not answer soon");
+                debug!("volumes are slow to report their usage");
             }
         }
         let known = self.known();
@@ -202,11 +202,11 @@ impl RemoteFigures {
             Ok(Ok(Some(usage))) => Some((of_driver(usage, at_ms), Some(usage.abnormal))),
             Ok(Ok(None)) => look(volume, at_ms).await.map(|fs| (fs, None)),
             Ok(Err(error)) => {
-                debug!(pod = %volume.pod, volume = volume.volume, %error, "the driver does not tell what a volume uses");
+                debug!(pod = %volume.pod, volume = volume.volume, %error, "the driver does not report the usage of a volume");
                 None
             }
             Err(_) => {
-                debug!(pod = %volume.pod, volume = volume.volume, "the driver does not tell in time what a volume uses");
+                debug!(pod = %volume.pod, volume = volume.volume, "the driver does not report the usage of a volume in time");
                 None
             }
         }
@@ -261,7 +261,7 @@ async fn look(volume: &RemoteVolume, at_ms: i64) -> Option<Fs> {
         drop(answer.send(found));
     });
     if let Err(error) = started {
-        debug!(%error, "cannot look at a volume");
+        debug!(%error, "cannot measure a volume");
         return None;
     }
     answered.await.ok().flatten()

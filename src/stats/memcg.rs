@@ -160,8 +160,8 @@ impl MemoryNotifier {
                     warn!(
                         threshold = key,
                         error,
-                        "the kernel does not notify of a memory threshold (kernelMemcgNotification); the node is observed every \
-                         10 s as without it"
+                        "the kernel does not notify of a memory threshold (kernelMemcgNotification); observing the \
+                         node every 10 s instead"
                     );
                     state.failures.insert(key, error);
                 }

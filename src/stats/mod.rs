@@ -201,7 +201,7 @@ impl StatsProvider {
             (sources.read(subjects, at_ms, depth), at_ms, at)
         });
         let (mut snapshot, at_ms, at) = read.await.unwrap_or_else(|error| {
-            warn!(%error, "cannot read figures of the node");
+            warn!(%error, "cannot read usage of the node");
             let failed = Snapshot {
                 failed: true,
                 ..Snapshot::default()

@@ -151,7 +151,7 @@ impl NodeFigures {
             .await
             .is_err()
         {
-            debug!("the runtime takes long to tell where images are");
+            debug!("the runtime is slow to report its image directories");
         }
         known.borrow().clone()
     }
@@ -356,7 +356,7 @@ async fn look_at(hangs: &Arc<AtomicBool>, path: PathBuf) -> Look {
     match tokio::time::timeout(PATIENCE, read).await {
         Ok(Ok(found)) => found.map_or(Look::Absent, Look::Found),
         Ok(Err(error)) => {
-            debug!(%error, "a file system of the node cannot be observed");
+            debug!(%error, "cannot observe a file system of the node");
             Look::Hangs
         }
         Err(_) => {

@@ -261,7 +261,7 @@ impl StorageCache {
         let found = match walk.await {
             Ok(found) => Some(found),
             Err(error) => {
-                debug!(pod = %uid, %error, "cannot measure what a pod has on disk");
+                debug!(pod = %uid, %error, "cannot measure a pod's disk usage");
                 None
             }
         };
@@ -286,11 +286,11 @@ pub(super) async fn told<T>(
     match tokio::time::timeout(patience, call).await {
         Ok(Ok(answer)) => Some(answer),
         Ok(Err(error)) => {
-            debug!(%error, "the runtime does not tell its figures");
+            debug!(%error, "the runtime does not report its usage");
             None
         }
         Err(_) => {
-            debug!("the runtime does not tell its figures in time");
+            debug!("the runtime does not report its usage in time");
             None
         }
     }

@@ -283,7 +283,7 @@ impl Mirrors {
             return Ok(());
         }
         let Some(node) = self.node.get() else {
-            debug!(pod = %name, "the node is not known yet, its mirror pod waits");
+            debug!(pod = %name, "the node is unknown yet, its mirror pod waits");
             return Ok(());
         };
         if node.metadata.deletion_timestamp.is_some() {
@@ -370,9 +370,9 @@ impl Mirrors {
         let why = error as &dyn std::error::Error;
         let down = matches!(self.api.connection().now(), Reachability::Down(_));
         if failures == 1 && !down {
-            warn!(pod = %name, error = why, "mirror pod is not as it has to be, trying again");
+            warn!(pod = %name, error = why, "cannot make or correct a mirror pod, retrying");
         } else {
-            debug!(pod = %name, error = why, failures, "mirror pod is not as it has to be");
+            debug!(pod = %name, error = why, failures, "cannot make or correct a mirror pod");
         }
         pause
     }

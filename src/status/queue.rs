@@ -153,7 +153,7 @@ impl Queue {
             waiting.backing_off = true;
             if self.down {
                 // The connection says so itself.
-                debug!(pod = %uid, error = why, "status not told");
+                debug!(pod = %uid, error = why, "cannot send a pod status");
                 self.outage = self.outage.saturating_add(1);
                 self.paused_until = Some(now + pause(self.outage, first, LONGEST_PAUSE));
                 return;
@@ -166,9 +166,9 @@ impl Queue {
             });
         }
         if waiting.failures == 1 {
-            warn!(pod = %uid, error = why, "status not told, trying again");
+            warn!(pod = %uid, error = why, "cannot send a pod status, retrying");
         } else {
-            debug!(pod = %uid, error = why, failures = waiting.failures, "status not told");
+            debug!(pod = %uid, error = why, failures = waiting.failures, "cannot send a pod status");
         }
     }
 

@@ -217,7 +217,7 @@ impl Syncer {
     fn tell_gone(&self, pod: &Pod, uid: &PodUid) {
         self.mark_gone(uid);
         info!(pod = %uid, name = pod.name(), namespace = pod.namespace(),
-            "the pod is gone from the API server, its status is not told");
+            "the pod is gone from the API server, dropping its status");
     }
 
     async fn sync_one(&self, uid: &PodUid, held: bool) -> Next {
@@ -365,7 +365,7 @@ impl Syncer {
         if found.uid() != *uid {
             self.mark_gone(uid);
             info!(pod = %uid, other = %found.uid(), name = pod.name(), namespace = pod.namespace(),
-                "another pod has the name now, the status of the old one is not told");
+                "another pod has the name now, dropping the status of the old one");
             return Ok(None);
         }
         Ok(Some(self.keep(found)))
@@ -377,7 +377,7 @@ impl Syncer {
         let patch = Patch::Strategic(patch);
         let request = api.patch_status(pod.name(), &parameters, &patch);
         let told = answer("patch status of pod", pod, request).await?;
-        debug!(pod = %told.uid(), name = pod.name(), namespace = pod.namespace(), "status told");
+        debug!(pod = %told.uid(), name = pod.name(), namespace = pod.namespace(), "pod status sent");
         Ok(self.keep(told))
     }
 

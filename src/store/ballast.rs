@@ -40,7 +40,7 @@ impl SpaceReserve for Ballast {
         let bytes = release(&self.dir)?;
         // Called at every failed try while the disk stays full.
         if bytes > 0 {
-            tracing::warn!(bytes, "released the ballast: the disk is full");
+            tracing::warn!(bytes, "released the reserved disk space: the disk is full");
         }
         Ok(())
     }

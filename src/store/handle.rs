@@ -289,7 +289,9 @@ impl Store {
             Ok(answer) => Ok(answer?.held),
             Err(_) => {
                 shared.check();
-                tracing::warn!("the disk of the store hangs, a stop goes ahead of its record");
+                tracing::warn!(
+                    "the disk of the store hangs, stopping before the record is written"
+                );
                 Ok(true)
             }
         }

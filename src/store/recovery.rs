@@ -200,7 +200,7 @@ impl Writer {
             match reserve.release() {
                 Ok(()) => self.reserve_released = true,
                 Err(error) => {
-                    tracing::error!(%error, "cannot release the space set aside for a full disk");
+                    tracing::error!(%error, "cannot release the reserved disk space on a full disk");
                 }
             }
         }
@@ -217,7 +217,7 @@ impl Writer {
             match reserve.restore() {
                 Ok(()) => self.reserve_released = false,
                 Err(error) => {
-                    tracing::warn!(%error, "cannot set space aside for a full disk yet");
+                    tracing::warn!(%error, "cannot reserve disk space for a full disk yet");
                 }
             }
         }

@@ -96,7 +96,7 @@ impl Writer {
                         held: false,
                     }));
                     if let (Err(Err(error)), Some(_)) = (answered, stop) {
-                        tracing::error!(%error, "a stop that went ahead of its record was refused");
+                        tracing::error!(%error, "the record of a stop that was made ahead of it was refused");
                     }
                 }
                 Waiting::Sync(answer) => drop(answer.send(Ok(()))),

@@ -245,7 +245,7 @@ impl Writer {
                     tracing::error!(
                         held = degraded.held,
                         reason = %degraded.reason,
-                        "closing a degraded store, what it held is lost"
+                        "closing a degraded store, losing its buffered commits"
                     );
                     Err(CommitError::Unavailable {
                         reason: degraded.reason.clone(),
@@ -533,7 +533,7 @@ impl Writer {
                 table = quarantined.table.map_or("unknown", Table::name),
                 key = %quarantined.key,
                 reason = %quarantined.reason,
-                "a damaged record was set aside"
+                "moved a damaged record to quarantine"
             );
             let other_schema = quarantined.reason.is_newer()
                 || matches!(quarantined.reason, QuarantineReason::OlderVersion { .. });

@@ -171,7 +171,7 @@ fn stop_orphan(context: &LoopContext, pod: Pod, source: Option<PodSource>) {
         name = pod.name(),
         namespace = pod.namespace(),
         source = source.map(PodSource::as_str),
-        "stopping a pod that runs but that no source wants"
+        "stopping a running pod that no source wants"
     );
     if let Some(source) = source {
         let text = format!(
@@ -212,7 +212,7 @@ fn report_mended(context: &WorkerContext, mended: &[Mended]) {
         mended.len(),
         first.wanted
     );
-    warn!(cgroups = mended.len(), file = %reason, found, wanted = %first.wanted, "another program changed limits, they are corrected");
+    warn!(cgroups = mended.len(), file = %reason, found, wanted = %first.wanted, "another program changed cgroup limits, correcting them");
     let event = Event::node(EventType::Warning, "CgroupLimitsCorrected", text);
     context.recorder.record(event);
 }
@@ -275,7 +275,7 @@ fn report_garbage(context: &WorkerContext, of: &str, stayed: &[String]) {
     let pace = context.volumes.pace();
     let (due, event) = garbage_report(pace, of, stayed, context.clock.now());
     for error in due {
-        warn!(error, "cannot remove what is left of containers");
+        warn!(error, "cannot remove leftovers of containers");
     }
     if let Some(event) = event {
         context.recorder.record(event);
@@ -336,7 +336,7 @@ async fn collect(
         Ok(permit) => permit,
         Err(error) => {
             // The store reports itself.
-            warn!(%error, "dead containers stay until the store can record their ends");
+            warn!(%error, "cannot remove dead containers before the store records their exits");
             return Vec::new();
         }
     };
@@ -404,7 +404,7 @@ impl Janitor {
                 JanitorOrder::DeadContainers(uid) => {
                     let status = self.workers.context().pleg.cache().get(&uid);
                     for error in self.collect(std::slice::from_ref(&status)).await {
-                        warn!(pod = %uid, error, "cannot remove what is left of containers");
+                        warn!(pod = %uid, error, "cannot remove leftovers of containers");
                     }
                     self.tidy(&[status], Extent::Everything).await;
                     // Its end may not be on record yet: what that makes superfluous goes with the next sweep.
@@ -463,7 +463,7 @@ impl Janitor {
             })
             .await;
         if let Err(error) = cgroups {
-            warn!(error = causes(&error), "cgroups are not as they should be");
+            warn!(error = causes(&error), "cannot update cgroups");
         }
         stayed.extend(self.remove_logs(&keep, complete).await);
         report_garbage(self.workers.context(), GARBAGE, &stayed);
@@ -523,7 +523,7 @@ impl Janitor {
             );
         }
         for error in due(pace, "limits of cgroups", &failed, now) {
-            warn!(error, "limits of cgroups could not be put back");
+            warn!(error, "cannot restore limits of cgroups");
         }
     }
 
@@ -539,7 +539,7 @@ impl Janitor {
         let changed = match logs::beside(node, attempt_files::links_changed).await {
             Ok(changed) => changed,
             Err(error) => {
-                warn!(%error, "cannot tell whether links to logs are lost");
+                warn!(%error, "cannot check whether links to logs are missing");
                 self.files.links
             }
         };
@@ -578,7 +578,7 @@ impl Janitor {
         match logs::beside(&context.node, work).await {
             Ok(tidied) => {
                 for error in &tidied.errors {
-                    warn!(%error, "files of containers are not as they should be");
+                    warn!(%error, "cannot correct files of containers");
                 }
                 if tidied.restored + tidied.removed > 0 {
                     let (restored, removed) = (tidied.restored, tidied.removed);
@@ -588,7 +588,7 @@ impl Janitor {
                     );
                 }
             }
-            Err(error) => warn!(%error, "files of containers are not as they should be"),
+            Err(error) => warn!(%error, "cannot correct files of containers"),
         }
     }
 

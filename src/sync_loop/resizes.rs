@@ -105,7 +105,7 @@ pub(super) fn consider(context: &LoopContext, pod: &Arc<Pod>) {
                 }
                 workers.sync(&uid);
             }
-            Err(error) => debug!(pod = %uid, %error, "the resize is decided again"),
+            Err(error) => debug!(pod = %uid, %error, "cannot record the resize, deciding it again"),
         }
     });
 }

@@ -123,7 +123,7 @@ fn a_directory_below_the_root_directory_that_cannot_be_made_keeps_only_those_wai
     wait_event(&node, "web", &["FailedToMakePodDataDirectories"]);
     assert_eq!(node.running(), [""; 0]);
     let log = site.logs();
-    assert!(log.contains("a directory cannot be made"), "{log}");
+    assert!(log.contains("cannot make a directory"), "{log}");
 
     fs::create_dir(&disk).unwrap();
     node.wait_running(1);

@@ -41,7 +41,7 @@ fn an_expired_certificate_is_told_and_static_pods_run() {
     let yesterday = (jiff::Timestamp::now() - DAY).to_string();
     wait_log(
         &cluster,
-        &["certificate is not good", "expired at", &yesterday[..10]],
+        &["certificate is not valid", "expired at", &yesterday[..10]],
     );
     let name = format!("static-{}", cluster.node);
     eventually("the static pod runs", || cluster.try_one(&name, "main"));
@@ -207,7 +207,7 @@ fn a_token_without_rights_is_told_once() {
     let log = cluster.logs();
     let mut refusals: Vec<&str> = log
         .lines()
-        .filter(|line| line.contains("refuses the node this request"))
+        .filter(|line| line.contains("refuses this request"))
         .filter_map(|line| line.split("request=").nth(1))
         .collect();
     let all = refusals.len();

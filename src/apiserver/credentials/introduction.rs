@@ -222,14 +222,14 @@ impl Credentials {
                         lifeline = path,
                         until,
                         now,
-                        "the lifeline ends: make another one"
+                        "the lifeline expires soon: replace it"
                     );
                 }
             }
             Err(error) => tracing::warn!(
                 lifeline = path,
                 error = reason(&error, now),
-                "the lifeline is of no use: a node that was off for long needs hands"
+                "cannot use the lifeline: after a long time off, the node needs manual recovery"
             ),
         }
     }
@@ -349,7 +349,7 @@ impl Credentials {
             return;
         }
         self.introduction.said = Some((key, now));
-        tracing::error!(problem = text, "the node has no good credentials");
+        tracing::error!(problem = text, "the node has no valid credentials");
         if let Some(recorder) = &self.recorder {
             let event = Event::node(EventType::Warning, "NodeWithoutCredentials", text);
             recorder.record(event);
@@ -373,7 +373,7 @@ impl Credentials {
             }
             Err(error) => {
                 let why = reason(&error, self.now());
-                tracing::debug!(?who, why, "no certificate was given");
+                tracing::debug!(?who, why, "the request gave no certificate");
                 let attempt = self.introduction.of(who);
                 attempt.source = Source::Failed;
                 attempt.why = why;
@@ -418,7 +418,7 @@ impl Credentials {
             tracing::info!(
                 credentials = loaded.names,
                 node = self.settings.node_name,
-                "asking for a client certificate"
+                "requesting a client certificate"
             );
         }
         self.warn_of_insecure(&loaded);

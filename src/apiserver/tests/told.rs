@@ -132,7 +132,7 @@ async fn an_object_that_the_server_withholds_for_a_moment_is_no_error() {
         Api::namespaced(client.kube(), "kube-system");
     let named = ListParams::default().fields("metadata.name=kube-proxy");
     let told = || {
-        let early = log.lines("does not let the node have this object yet");
+        let early = log.lines("refuses access to this object for now");
         (early.len(), log.lines("ERROR").len())
     };
 

@@ -85,7 +85,7 @@ impl ApiSource {
         };
         tokio::select! {
             () = sleep(whole - least) => {}
-            () = answers => info!("the API server is back, asking it for the pods"),
+            () = answers => info!("the API server is back, listing the pods"),
         }
     }
 }

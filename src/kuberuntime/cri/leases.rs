@@ -233,7 +233,7 @@ impl CriClient {
         let of_earlier: Vec<(String, String)> = of_earlier.collect();
         for (old, new) in &of_earlier {
             if let Err(error) = self.copy_lease(old, new).await {
-                tracing::warn!(lease = old, %error, "a pull that was cut off starts from nothing");
+                tracing::warn!(lease = old, %error, "cannot take over the lease of an interrupted pull, it starts from the beginning");
             }
         }
         for (at, (old, _)) in of_earlier.iter().enumerate() {
@@ -340,7 +340,7 @@ impl CriClient {
             // One collection of garbage serves all.
             let is_last = at + 1 == idle.len();
             if let Err(error) = self.delete_lease(id, sync && is_last).await {
-                tracing::debug!(lease = id, %error, "the parts of a pull stay until their lease expires");
+                tracing::debug!(lease = id, %error, "cannot delete the lease of a pull, its data stays until the lease expires");
             }
         }
         drop(ending);

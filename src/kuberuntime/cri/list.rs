@@ -98,8 +98,7 @@ impl CriClient {
         if !self.parts.in_use.swap(true, Ordering::Relaxed) {
             warn!(
                 reason,
-                "labels and annotations of pods are too large for the runtime to list all pods in one answer, they are \
-                 listed one by one"
+                "labels and annotations of pods are too large for one answer of the runtime, listing pods one by one"
             );
         }
         let known = self.parts.known.clone();

@@ -379,7 +379,7 @@ impl Entry {
                 let (reason, message) = end.event(&name);
                 (record.pending, record.end) = (None, Some(end));
                 self.put(ctx, record).await?;
-                tracing::warn!(pod = self.subject.uid, message, "no certificate for a pod");
+                tracing::warn!(pod = self.subject.uid, message, "a pod gets no certificate");
                 self.emit(ctx, reason, &message);
                 self.announce(ctx);
                 return Ok(Progress::Settled);
@@ -422,7 +422,7 @@ impl Entry {
                 pod = self.subject.uid,
                 volume = self.of.volume,
                 error = trouble,
-                "cannot get a certificate for a pod, trying on"
+                "cannot get a certificate for a pod, retrying"
             );
         }
         state.trouble = Some(trouble);

@@ -131,7 +131,7 @@ impl Server {
         if let (true, Some(reason)) = (config.kubelet.enable_server, config.server_locked()) {
             tracing::info!(
                 reason,
-                "the kubelet's API is not served: nobody could be let in (authorization.mode AlwaysAllow with \
+                "not serving the kubelet's API, since it could authorize nobody (authorization.mode AlwaysAllow with \
                  authentication.x509.clientCAFile serves it without an API server)"
             );
         }
@@ -261,14 +261,14 @@ fn fitting(given: Option<std::net::TcpListener>, configured: SocketAddr) -> Opti
     match given.local_addr() {
         Ok(at) if inherited::serves(at, configured) => match TcpListener::from_std(given) {
             Ok(listener) => return Some(listener),
-            Err(error) => tracing::warn!(%error, "cannot use the socket that systemd handed over"),
+            Err(error) => tracing::warn!(%error, "cannot use the socket from systemd"),
         },
         Ok(at) => tracing::warn!(
             given = %at,
             %configured,
-            "the socket that systemd handed over listens elsewhere than configured"
+            "the socket from systemd has another address than configured"
         ),
-        Err(error) => tracing::warn!(%error, "cannot use the socket that systemd handed over"),
+        Err(error) => tracing::warn!(%error, "cannot use the socket from systemd"),
     }
     None
 }
@@ -496,7 +496,7 @@ fn tell(peer: &Peer, ended: Result<(), hyper::Error>, log: &LogLimit) {
             peer = %peer.address,
             error = text,
             left_out,
-            "ended a connection to the kubelet's API that broke the rules of HTTP or the limits of the server"
+            "closed a connection to the kubelet's API that violated HTTP or the limits of the server"
         );
     }
 }

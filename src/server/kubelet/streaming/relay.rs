@@ -96,9 +96,7 @@ where
     R: AsyncRead + AsyncWrite + Unpin,
 {
     if !in_time(runtime.close(), limits).await {
-        tracing::warn!(
-            "the container runtime has not answered the streams of a connection that is closed"
-        );
+        tracing::warn!("the container runtime has not answered the streams of a closed connection");
     }
 }
 
@@ -176,7 +174,7 @@ async fn pump(
         };
         activity.touch();
         if let Err(error) = written {
-            tracing::debug!(%error, "a side of a stream takes no more");
+            tracing::debug!(%error, "one side of a stream accepts no more data");
             return PumpEnd::WriteFailed;
         }
     }

@@ -192,7 +192,7 @@ where
             Incoming::Broken => return End::ClientBroken,
         };
         if let Err(error) = sent {
-            tracing::debug!(%error, "the container runtime takes no more input");
+            tracing::debug!(%error, "the container runtime accepts no more input");
             open = false;
         }
         activity.touch();
@@ -200,7 +200,7 @@ where
 }
 
 pub(super) fn client_error(error: &FrameError) -> End {
-    tracing::debug!(%error, "a WebSocket client broke off");
+    tracing::debug!(%error, "the connection of a WebSocket client broke");
     match error {
         FrameError::TooBig => End::TooBig,
         FrameError::Protocol(_) => End::ClientBroken,
@@ -277,7 +277,7 @@ where
             Ok(None) => break,
             // The status is written last: nothing is missing.
             Err(error) if *told => {
-                tracing::debug!(%error, "the container runtime broke off after it had told the end");
+                tracing::debug!(%error, "the connection to the container runtime broke after the end of the stream");
                 break;
             }
             Err(error) => return broken(&error),
@@ -332,7 +332,7 @@ pub(super) async fn close<W>(
         reason: reason.into(),
     };
     if let Err(error) = to_client.send(WsFrame::close(Some(frame))).await {
-        tracing::debug!(%error, "a WebSocket client was gone before it was told the end");
+        tracing::debug!(%error, "a WebSocket client was gone before the close message");
     }
 }
 

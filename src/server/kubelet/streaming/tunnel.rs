@@ -75,7 +75,7 @@ where
             return End::ClientBroken;
         }
         if open && let Err(error) = write.write_all(&data.bytes).await {
-            tracing::debug!(%error, "the container runtime takes no more of a tunnel");
+            tracing::debug!(%error, "the container runtime accepts no more data of a tunnel");
             open = false;
         }
         activity.touch();

@@ -30,12 +30,12 @@ async fn newest(node: &Shared) -> Option<Certificate> {
     blocking::run(move || match std::fs::read(&path) {
         Ok(pem) => Certificate::parse(&pem, &pem)
             .inspect_err(|problem| {
-                tracing::warn!(path = %path.display(), problem, "the serving certificate cannot be used, asking for another");
+                tracing::warn!(path = %path.display(), problem, "cannot use the serving certificate, requesting another one");
             })
             .ok(),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
         Err(error) => {
-            tracing::warn!(path = %path.display(), %error, "cannot read the serving certificate, asking for another");
+            tracing::warn!(path = %path.display(), %error, "cannot read the serving certificate, requesting another one");
             None
         }
     })

@@ -59,7 +59,7 @@ impl SelfSigned {
             } else {
                 "it ends or was made with a wrong clock"
             };
-            tracing::info!(path = %self.certificate.display(), why, "making another self-signed serving certificate");
+            tracing::info!(path = %self.certificate.display(), why, "replacing the self-signed serving certificate");
         }
         self.make(unkept)
     }
@@ -94,7 +94,7 @@ impl SelfSigned {
                 tracing::warn!(
                     path = %self.certificate.display(),
                     problem,
-                    "the serving certificate cannot be used, making another"
+                    "cannot use the serving certificate, making another one"
                 );
                 Ok(None)
             }
@@ -138,7 +138,7 @@ impl SelfSigned {
                     tracing::warn!(
                         path = %path.display(),
                         %error,
-                        "cannot keep the serving certificate, the next start makes another"
+                        "cannot store the serving certificate, the next start makes another one"
                     );
                     break;
                 }
@@ -178,10 +178,7 @@ pub(super) async fn watch(node: &Shared, serving: &Serving, look: Duration) {
                     .current()
                     .is_some_and(|current| current.key.cert == certificate.key.cert);
                 if !same {
-                    tracing::info!(
-                        until = certificate.until,
-                        "using another serving certificate"
-                    );
+                    tracing::info!(until = certificate.until, "using a new serving certificate");
                     serving.set(certificate);
                 }
             }
@@ -189,7 +186,7 @@ pub(super) async fn watch(node: &Shared, serving: &Serving, look: Duration) {
                 told = true;
                 tracing::warn!(
                     error = causes(&error),
-                    "cannot look after the serving certificate, going on with the one before"
+                    "cannot check the serving certificate, keeping the current one"
                 );
             }
             Err(_) => {}
