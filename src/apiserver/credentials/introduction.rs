@@ -1,5 +1,5 @@
-//! Gets a certificate for a node that has no valid one: with the bootstrap kubeconfig, or else with the lifeline. What
-//! is next is decided in [`crate::core::credentials`].
+//! Gets a certificate for a node that has no valid one: with the bootstrap kubeconfig, or else with the lifeline.
+//! [`crate::core::credentials`] decides the next step.
 //!
 //! Both are tried in rounds: a round ends when one of them has given a certificate, or none is left. A file of theirs
 //! that changes begins another round at once.

@@ -1,5 +1,4 @@
-//! Endpoints for operators and support: `/configz`, `/statusz`, `/flagz`, `/checkpoint`, `/debug`. `/configz`,
-//! `/statusz`, `/flagz`, `/checkpoint`, `/debug`.
+//! Endpoints for operators and support: `/configz`, `/statusz`, `/flagz`, `/checkpoint`, `/debug`.
 //!
 //! In: the configuration in force, and [`DebugHooks`] of the composition root. Nothing here changes what pods do;
 //! a checkpoint writes a file, a profile costs CPU while it is taken, and the verbosity of the logs can be set.

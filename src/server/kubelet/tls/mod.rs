@@ -245,8 +245,7 @@ fn wall_seconds(node: &Shared) -> i64 {
 }
 
 /// Returns the TLS settings of connections: `tlsMinVersion`, `tlsCipherSuites`, `tlsCurvePreferences`, and whether
-/// client certificates are requested. `tlsMinVersion`, `tlsCipherSuites`, `tlsCurvePreferences`, and client
-/// certificates when asked for.
+/// client certificates are requested.
 ///
 /// # Errors
 /// When no version, cipher suite or group is left.
