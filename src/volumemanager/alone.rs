@@ -13,15 +13,15 @@ use crate::core::volumes::keys::{self, Mark};
 const IN_USE: &str =
     "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
 
-/// What is taken while such a volume is given to a pod or taken away from it.
+/// Returns the key that is taken while such a volume is mounted for a pod or unmounted; `None` for other volumes.
 pub(super) fn key(remote: &Remote) -> Option<String> {
     (remote.terms.alone).then(|| format!("alone/{}/{}", remote.plugin(), remote.name))
 }
 
-/// Whether a pod may have the volume now.
+/// Checks that a pod may have the volume now.
 ///
 /// # Errors
-/// Another one has it, or nobody knows whether it does.
+/// Another pod has it, or it is unknown whether one does.
 pub(super) fn check(seen: &State, volume: &str, remote: &Remote) -> Result<(), RemoteError> {
     if !remote.terms.alone {
         return Ok(());

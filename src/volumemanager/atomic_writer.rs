@@ -88,7 +88,7 @@ fn write_in_steps(
     Ok(true)
 }
 
-/// Whether a set was written into a directory.
+/// Returns whether a set was written into a directory.
 pub(super) fn is_written(dir: &Path) -> bool {
     current(dir).is_ok_and(|name| name.is_some())
 }
@@ -135,7 +135,7 @@ fn write_file(base: &Path, path: &str, content: &File) -> io::Result<()> {
     file.set_permissions(fs::Permissions::from_mode(content.mode))
 }
 
-/// Whether a directory holds these files with these modes, and nothing else.
+/// Returns whether a directory has exactly these files with these modes.
 fn holds(dir: &Path, files: &Files) -> io::Result<bool> {
     let mut found = BTreeSet::new();
     list(dir, "", &mut found)?;

@@ -13,7 +13,7 @@ fn files(of: &[(&str, &str, u32)]) -> Files {
         .collect()
 }
 
-/// What a reader sees below a directory.
+/// Returns the files that a reader sees below a directory.
 fn seen(dir: &Path) -> Files {
     let mut paths = BTreeSet::new();
     if dir.exists() {
@@ -207,7 +207,7 @@ fn version(n: u32) -> Files {
     ])
 }
 
-/// Which version a directory holds, whole.
+/// Returns the version that a directory holds completely.
 fn whole_version(data: &Path) -> Option<u32> {
     let seen = seen(data);
     let first = String::from_utf8(seen.get("a")?.data.clone()).ok()?;

@@ -1,10 +1,10 @@
-//! What this agent has attached to the node itself: sessions with iSCSI targets, loop devices. Whatever else is there of
-//! the kind belongs to somebody else: it is used, and left as it was.
+//! Resources that this agent has attached to the node itself: sessions with iSCSI targets, and loop devices. Others of
+//! that kind are foreign: they are used, and left as they were.
 //!
-//! Comes in: a name that tells one from the other. What is known of it is a record `attached//<hash>`, for one
-//! boot: nothing that is attached outlives it.
+//! Input: a name that identifies the resource. Its record is `attached//<hash>`. The record is valid for one boot,
+//! since nothing that is attached survives a reboot.
 //!
-//! **Invariant:** it is on disk before the system is told to attach, and goes after that was undone.
+//! **Invariant:** the record is written before attach and deleted after detach.
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ impl Kind for Noted {
     const DECLARED: Declared = kinds::ATTACHED;
 }
 
-/// What was attached. Cheap to clone.
+/// Records of attached resources. Cheap to clone.
 #[derive(Clone)]
 pub struct Attached {
     store: Store,
@@ -60,7 +60,7 @@ impl Attached {
         noted.map(drop).map_err(|error| failed(what, &error))
     }
 
-    /// Whether it was attached by this agent, and in this boot.
+    /// Returns whether this agent attached it in this boot.
     pub(super) fn is_ours(&self, what: &str) -> bool {
         let seen = self.store.snapshot();
         let key = key(what);

@@ -178,7 +178,7 @@ async fn detach(tools: &Tools, file: &Path, device: &Path) -> Result<(), RemoteE
     Ok(())
 }
 
-/// What the loop device of a file is noted as.
+/// Returns the name of a file's loop device in [`Attached`].
 fn name_of(file: &Path) -> String {
     format!("loop device of {}", file.display())
 }
@@ -249,7 +249,7 @@ fn loops_named(file: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Whether a device is mounted, or another one is made of it. Blocking.
+/// Returns whether a device is mounted, or another device is built on it. Blocking.
 pub(super) fn is_used(device: &Path) -> io::Result<bool> {
     let number = device_number(fs::metadata(device)?.rdev());
     if super::disk::table()?.iter().any(|m| m.device == number) {

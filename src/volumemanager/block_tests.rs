@@ -39,7 +39,7 @@ fn a_link_leads_to_a_device_or_is_not_made() {
     assert_eq!(fs::read_to_string(&at).unwrap(), "a user's");
 }
 
-/// Whether loop devices can be had here.
+/// Returns whether this environment has loop devices.
 pub(in crate::volumemanager) fn loops() -> bool {
     nix::unistd::geteuid().is_root()
         && fs::OpenOptions::new()

@@ -25,20 +25,20 @@ use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// Where tools are looked for, in this order.
+/// Directories that are searched for tools, in this order.
 const DIRS: [&str; 4] = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"];
-/// How long a tool may take unless the call says otherwise.
+/// Deadline of a tool, unless the call sets another one.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long a killed tool may take to vanish.
+/// Time that a killed tool has to exit.
 const DYING: Duration = Duration::from_secs(1);
-/// How long output may come after the tool has ended, from a daemon that it has left behind.
+/// Time for which output is read after the tool has ended, while a daemon that it started holds the pipe open.
 const AFTERWARDS: Duration = Duration::from_millis(200);
 /// Bytes kept of each of a tool's outputs: the last ones.
 const OUTPUT: usize = 64 << 10;
 /// Bytes shown of them in errors.
 const SHOWN: usize = 1024;
 
-/// Why a tool did not do what it was asked to.
+/// Reason why a tool failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CommandError {
     /// It is not there.
@@ -48,9 +48,9 @@ pub enum CommandError {
     Missing {
         /// The tool.
         tool: String,
-        /// Where it was looked for.
+        /// Directories that were searched.
         dirs: String,
-        /// What brings it.
+        /// Package that contains it.
         package: &'static str,
     },
     /// An argument that must not reach it.
@@ -58,11 +58,11 @@ pub enum CommandError {
     Argument {
         /// The tool.
         tool: String,
-        /// What it should have been.
+        /// Meaning of the argument.
         what: &'static str,
         /// As written.
         value: String,
-        /// Why not.
+        /// Reason for the refusal.
         why: &'static str,
     },
     /// It could not be started.
@@ -76,13 +76,13 @@ pub enum CommandError {
     /// It failed.
     #[error("{command} failed ({status}): {output}")]
     Failed {
-        /// What was run.
+        /// Command line.
         command: String,
         /// `exit status 32` or the signal that ended it.
         status: String,
         /// Its exit code.
         code: Option<i32>,
-        /// What it said, the end of it.
+        /// End of its output.
         output: String,
     },
     /// It was not started, as it would only wait beside one that did not end in time before.
@@ -90,17 +90,17 @@ pub enum CommandError {
         "{command}: the same was begun before and still has not ended; no other is added to it"
     )]
     StillRuns {
-        /// What was to be run.
+        /// Command line.
         command: String,
     },
     /// It did not end in time.
     #[error("{command} did not end within {} s: {fate}", after.as_secs())]
     Late {
-        /// What was run.
+        /// Command line.
         command: String,
-        /// How long it had.
+        /// Its deadline.
         after: Duration,
-        /// What became of it.
+        /// State of the tool afterwards.
         fate: &'static str,
     },
 }
@@ -115,7 +115,7 @@ impl CommandError {
     }
 }
 
-/// What a tool said; it has ended.
+/// Result of a tool that has ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Output {
     /// Exit code; `None` when a signal ended it.
@@ -264,7 +264,7 @@ impl Tools {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the same, left to itself before, has not ended yet. Those that have are waited for here.
+    /// Returns whether the same command, which was left running before, has not ended yet. Reaps those that have.
     fn still_runs(&self, command: &str) -> bool {
         let mut left = self.left();
         left.retain(|_, child| matches!(child.try_wait(), Ok(None)));
@@ -454,7 +454,7 @@ impl std::fmt::Display for Call {
     }
 }
 
-/// Why what a user wrote cannot be an argument.
+/// Returns the reason why user input cannot be an argument; `None` if it can.
 pub(super) fn refused(value: &str) -> Option<&'static str> {
     if value.is_empty() {
         Some("it is empty")

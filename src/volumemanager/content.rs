@@ -25,7 +25,7 @@ use crate::types::{PodExt, PodUid};
 /// Reason of the event about a token that has expired.
 pub const TOKEN_EXPIRED: &str = "ServiceAccountTokenExpired";
 
-/// What was written last.
+/// Content that was written last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Written {
     digest: [u8; 32],
@@ -34,7 +34,7 @@ pub(super) struct Written {
 }
 
 impl VolumeManager {
-    /// Whether a pod has volumes whose content may have to change while it runs.
+    /// Returns whether a pod has volumes whose content may have to change while it runs.
     pub fn wants_refresh(pod: &Pod) -> bool {
         let used = mounted_volumes(pod);
         let mut volumes = pod.spec_ref().volumes.iter().flatten();

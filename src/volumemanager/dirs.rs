@@ -12,7 +12,7 @@ use crate::core::state::{VolumeRecord, child_key};
 use crate::types::PodUid;
 
 impl VolumeManager {
-    /// Whether a pod has volumes on record.
+    /// Returns whether a pod has recorded volumes.
     pub fn has_volumes(&self, uid: &PodUid) -> bool {
         let seen = self.store.snapshot();
         seen.with_prefix::<VolumeRecord>(&child_key(uid, ""))
@@ -39,7 +39,7 @@ impl VolumeManager {
         .await
     }
 
-    /// Whether a pod has a directory.
+    /// Returns whether a pod has a directory.
     pub fn pod_dirs_exist(&self, uid: &PodUid) -> bool {
         is_component(uid.as_str()) && self.pod_dir(uid).is_dir()
     }

@@ -39,7 +39,7 @@ pub(super) fn table() -> io::Result<Vec<Mount>> {
     Ok(Table::read()?.into_all())
 }
 
-/// What is mounted exactly at `path`, the topmost. The path itself is not looked at, only what leads to it.
+/// Returns the topmost mount exactly at `path`. Only the parents of the path are accessed, not the path itself.
 pub(super) fn mounted_at(path: &Path) -> io::Result<Option<Mount>> {
     mounts::at(path)
 }
@@ -225,7 +225,7 @@ pub(super) async fn unmount(tools: &Tools, path: &Path, about: &str) -> Result<(
     remove_mount_point_of(path).await
 }
 
-/// Whether there is a mount at `path`; an error when somebody has mounted something over it or in it.
+/// Returns whether `path` is a mount. It is an error if a foreign mount is over it or in it.
 async fn is_alone(path: &Path, what: &str) -> Result<bool, RemoteError> {
     let (at, what) = (path.to_owned(), what.to_owned());
     run(move || {
@@ -260,7 +260,7 @@ pub(super) fn remove_mount_point(path: &Path) -> Result<(), RemoteError> {
     remove().map_err(failed("remove mount point", path))
 }
 
-/// What is on a device.
+/// Content of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Content {
     /// Nothing that anybody knows.
@@ -420,7 +420,7 @@ pub(super) async fn format_and_mount(
     Err(tool_failed(&what, &error))
 }
 
-/// Whether a device is mounted at `at`.
+/// Returns whether a device is mounted at `at`.
 async fn is_mounted(device: &Path, at: &Path) -> Result<bool, RemoteError> {
     let (device, at) = (device.to_owned(), at.to_owned());
     run(move || {
@@ -502,7 +502,7 @@ async fn check(tools: &Tools, device: &Path) -> Result<(), RemoteError> {
     }
 }
 
-/// Whether a path leads to a block device. Blocking.
+/// Returns whether a path leads to a block device. Blocking.
 pub(super) fn is_block_device(path: &Path) -> io::Result<bool> {
     Ok(fs::metadata(path)?.file_type().is_block_device())
 }

@@ -296,7 +296,7 @@ impl VolumeManager {
     }
 }
 
-/// Which of the mounts are there that a wanted volume relies on.
+/// Returns the paths of existing mounts that the wanted volumes rely on.
 fn mounted(
     view: &mounts::View,
     wanted: &BTreeMap<String, Wanted>,

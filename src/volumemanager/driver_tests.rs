@@ -1,4 +1,4 @@
-//! What waiting costs, and that nobody who waits is forgotten.
+//! Cost of waiting, and that every waiter is woken.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -19,8 +19,8 @@ use crate::kuberuntime::sources::{Resolved, Sources};
 use crate::types::events::MemoryRecorder;
 use crate::types::{BootId, Stamp};
 
-/// Who was woken has gone on by then, whatever else has taken the turns of blocking work; nobody else wakes him for two
-/// minutes.
+/// Time within which a woken task has proceeded, even if other tasks take the slots of blocking work. Nothing else
+/// wakes it for two minutes.
 const WOKEN: Duration = Duration::from_secs(60);
 
 struct Fixed;
@@ -40,7 +40,7 @@ impl Clock for Fixed {
 struct Slow {
     mounted: Arc<Mutex<BTreeSet<PathBuf>>>,
     calls: AtomicU64,
-    /// What calls for a pod and for growth wait for.
+    /// Gate that calls for a pod and for expansion wait for.
     gate: Mutex<Option<Arc<Semaphore>>>,
 }
 
@@ -107,10 +107,10 @@ impl RemotePlugin for Slow {
     }
 }
 
-/// What a [`Slow`] has mounted.
+/// Mounts of a [`Slow`].
 struct Shown {
     mounted: Arc<Mutex<BTreeSet<PathBuf>>>,
-    /// Whether it says when that changes, and what it was when it did so.
+    /// True if it reports changes; then also the mounts at its last report.
     tells: bool,
     told: Mutex<BTreeSet<PathBuf>>,
 }
@@ -230,8 +230,8 @@ impl World {
         mounting.await.unwrap();
     }
 
-    /// What pods with four volumes each cost that all wait at once: tables read and rounds made, for mounting and for
-    /// unmounting.
+    /// Returns the cost for pods with four volumes each that all wait at once: number of table reads and of passes, for
+    /// mounting and for unmounting.
     async fn cost(&self, pods: usize) -> [u64; 4] {
         let names = ["a", "b", "c", "d"];
         let pods: Vec<_> = (0..pods)

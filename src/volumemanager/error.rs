@@ -1,4 +1,4 @@
-//! What can go wrong with volumes.
+//! Errors of volumes.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ pub enum VolumeError {
         pod: PodUid,
         /// The volume.
         volume: String,
-        /// What is not.
+        /// Invalid item.
         what: String,
     },
     /// A name that cannot be part of a path.
@@ -60,7 +60,7 @@ pub enum VolumeError {
         /// Why.
         source: HugePagesError,
     },
-    /// What it should hold cannot be had.
+    /// Its content is not available.
     #[error("mount volume {volume} of pod {pod}: {source}")]
     Content {
         /// UID.
@@ -84,7 +84,7 @@ pub enum VolumeError {
     /// The file system refuses.
     #[error("{verb} {} of pod {pod}", path.display())]
     Io {
-        /// What was tried.
+        /// Verb of the failed operation.
         verb: &'static str,
         /// UID.
         pod: PodUid,
@@ -154,7 +154,7 @@ pub enum VolumeError {
         pod: PodUid,
         /// Volumes, and what is done to them.
         volumes: String,
-        /// How long they were waited for.
+        /// Seconds waited so far.
         seconds: u64,
     },
     /// The description of a volume on record is gone.
@@ -168,7 +168,7 @@ pub enum VolumeError {
         volume: String,
         /// Plugin.
         plugin: String,
-        /// Where it is mounted.
+        /// Path of the mount.
         path: String,
     },
     /// Something keeps a pod's directory from being removed.
@@ -178,7 +178,7 @@ pub enum VolumeError {
         pod: PodUid,
         /// The directory.
         path: PathBuf,
-        /// What is in the way.
+        /// Description of the obstacle.
         what: String,
     },
 }
@@ -250,7 +250,7 @@ impl RemoteFailure {
 const FAILED_MOUNT: &str = "FailedMount";
 const FAILED_ATTACH: &str = "FailedAttachVolume";
 
-/// Whether what is waited for is that somebody attaches the volume.
+/// Returns whether the volume waits to be attached.
 fn is_attach(why: &str) -> bool {
     why.contains("attach")
 }

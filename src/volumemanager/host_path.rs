@@ -1,4 +1,4 @@
-//! What a hostPath volume asks of its path; upstream's `hostPathTypeChecker`.
+//! Checks the path of a hostPath volume against its type; upstream's `hostPathTypeChecker`.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -36,13 +36,13 @@ pub enum HostPathError {
     Check {
         /// The path.
         path: String,
-        /// What it should be.
+        /// Required type.
         wanted: &'static str,
     },
     /// It could not be made or looked at.
     #[error("{verb} hostPath {path}")]
     Io {
-        /// What was tried.
+        /// Verb of the failed operation.
         verb: &'static str,
         /// The path.
         path: String,
@@ -95,7 +95,7 @@ impl VolumeManager {
     }
 }
 
-/// Whether a path may be used at all.
+/// Checks that a path is absolute and stays below the root.
 pub(super) fn validate(path: &str) -> Result<(), HostPathError> {
     let climbs = Path::new(path)
         .components()

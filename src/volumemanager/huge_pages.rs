@@ -15,18 +15,18 @@ use crate::types::{PodExt, quantity};
 pub(super) const MEDIUM: &str = "HugePages";
 const RESOURCE: &str = "hugepages-";
 const NANOS: i128 = 1_000_000_000;
-/// Where the kernel tells its page sizes.
+/// Directory with the kernel's page sizes.
 const POOLS: &str = "/sys/kernel/mm/hugepages";
 
-/// Why a volume cannot be had.
+/// Reason why a volume in huge pages is not possible.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HugePagesError {
-    /// What follows `HugePages-` is no size.
+    /// The text after `HugePages-` is not a size.
     #[error("medium {medium}: {size:?} is not a page size; write HugePages-2Mi or HugePages-1Gi")]
     Size {
         /// As written.
         medium: String,
-        /// What follows.
+        /// That text.
         size: String,
     },
     /// The pod does not ask for such pages.
@@ -50,7 +50,7 @@ pub enum HugePagesError {
     None {
         /// As written.
         medium: String,
-        /// What the node lacks.
+        /// Missing resource of the node.
         why: String,
     },
 }
@@ -135,10 +135,10 @@ pub(super) fn mount_at(path: &Path, page: u64, size: Option<u64>) -> io::Result<
     Ok(())
 }
 
-/// Whether the node can give pages of `page` bytes. Blocking.
+/// Checks that the node has pages of `page` bytes. Blocking.
 ///
 /// # Errors
-/// What it lacks.
+/// The missing resource.
 pub(super) fn check_node(medium: &str, page: u64) -> Result<(), HugePagesError> {
     let none = |why: String| HugePagesError::None {
         medium: medium.to_owned(),

@@ -1,8 +1,8 @@
-//! What can be told of a volume by what lies on disk alone, in the layout that all kubelets share. Upstream:
+//! Reconstructs volumes from their files on disk alone, in the layout that all kubelets share. Upstream:
 //! `ConstructVolumeSpec` of the plugins.
 //!
-//! A CSI driver's mounts have a file beside them that names driver and volume; an NFS mount names its export. That is
-//! all that unmounting takes. Of disks it is not: what they are is for their pods to say.
+//! The mounts of a CSI driver have a file beside them that names driver and volume. An NFS mount names its export.
+//! Unmounting needs no more. Disks have no such file: only the pods that use them can identify them.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ const DATA: &str = "vol_data.json";
 /// A file larger than this is none of those that kubelets write.
 const MOST: u64 = 64 * 1024;
 
-/// What kubelets write beside a driver's mount.
+/// File that kubelets write beside a driver's mount.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Data {
@@ -39,7 +39,7 @@ impl Data {
         self.volume_lifecycle_mode == "Ephemeral"
     }
 
-    /// What is left on disk of a volume that it describes.
+    /// Returns the volume that the file describes, as far as the disk shows it.
     fn remote(&self, name: &str, mode: VolumeMode) -> Option<Remote> {
         if !is_component(&self.driver_name) || self.volume_handle.is_empty() {
             return None;
@@ -78,7 +78,7 @@ fn beside(at: &Path) -> Option<Data> {
     serde_json::from_slice(&std::fs::read(path).ok()?).ok()
 }
 
-/// Whether there is data beside a mount point.
+/// Returns whether a data file exists beside a mount point.
 pub(super) fn has_data(at: &Path) -> bool {
     let path = at.parent().map(|dir| dir.join(DATA));
     path.is_some_and(|path| std::fs::symlink_metadata(path).is_ok())

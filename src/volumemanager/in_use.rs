@@ -1,11 +1,11 @@
-//! What is attached is reported as in use before it is touched.
+//! Reports volumes as in use before they are touched.
 //!
-//! Whoever detaches volumes looks at `status.volumesInUse` of the node first. So a plugin for such volumes is wrapped:
-//! the first step of a volume waits until the node object in the API server shows its name. The manager has the
-//! volume on record by then, and thereby in what is reported. Upstream: `MarkVolumesAsReportedInUse` and the check in
-//! `VerifyControllerAttachedVolume`.
+//! Before it detaches a volume, a controller reads the node's `status.volumesInUse`. So the plugins of attachable
+//! volumes are wrapped: the first step of a volume waits until the node object in the API server shows its name. The
+//! manager has recorded the volume by then, so it is part of the report. Upstream: `MarkVolumesAsReportedInUse` and the
+//! check in `VerifyControllerAttachedVolume`.
 //!
-//! After a restart without API server the node as it was last seen counts: nobody but this agent takes a name away.
+//! After a restart without API server, the last known node object counts, since only this agent removes names from it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::core::volumes::Remote;
 use crate::kuberuntime::sources::Resolved;
 use crate::node_object::NodeObject;
 
-/// How long a step waits before it is given up, to be tried again later.
+/// Time after which a waiting step is given up, to be retried later.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// A plugin that stages nothing before the node shows it as in use.

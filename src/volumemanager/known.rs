@@ -98,7 +98,8 @@ impl VolumeManager {
         shown.map(|(key, _)| key.clone()).collect()
     }
 
-    /// Where pods have what is staged: their directories, and where drivers publish devices.
+    /// Returns the directories where pods have mounts of staged volumes: their own directories, and the one where
+    /// drivers publish devices.
     fn mounted_for_pods(&self) -> [PathBuf; 2] {
         [
             self.root.join("pods"),
@@ -205,12 +206,12 @@ impl VolumeManager {
     }
 }
 
-/// Whether a record is of a volume that has a description.
+/// Returns whether a record belongs to a volume that has a description.
 pub(super) fn is_elsewhere(record: &VolumeRecord) -> bool {
     record.plugin != HOST_PATH && !OWN.contains(&record.plugin.as_str())
 }
 
-/// Whether no trace of a volume is at its place.
+/// Returns whether no trace of a volume exists at its path.
 fn is_nothing(table: &mounts::Table, at: &Path) -> std::io::Result<bool> {
     if table.below(at)?.next().is_some() || identity::has_data(at) {
         return Ok(false);

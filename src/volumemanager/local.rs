@@ -32,7 +32,7 @@ pub struct LocalPlugin {
     turns: Turns,
 }
 
-/// What a path is.
+/// Type of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Directory,
@@ -229,7 +229,7 @@ fn path_of(local: &LocalVolumeSource) -> Result<PathBuf, RemoteError> {
     Ok(PathBuf::from(path))
 }
 
-/// What is at a path; links are followed, as for `/dev/disk/by-id`.
+/// Returns the type of a path; links are followed, as for `/dev/disk/by-id`.
 async fn kind_of(path: PathBuf) -> Result<Kind, RemoteError> {
     run(move || match fs::metadata(&path) {
         Ok(found) if found.is_dir() => Ok(Kind::Directory),

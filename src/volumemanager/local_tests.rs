@@ -363,7 +363,7 @@ async fn a_disk_that_was_grown_gets_its_file_system_grown() {
     plugin.unstage(Arc::new(of), staged).await.unwrap();
 }
 
-/// Whether this process has CAP_SYS_RESOURCE.
+/// Returns whether this process has CAP_SYS_RESOURCE.
 fn may_grow() -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let effective = status.lines().find_map(|l| l.strip_prefix("CapEff:"));

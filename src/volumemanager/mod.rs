@@ -235,7 +235,7 @@ impl VolumeManager {
         self
     }
 
-    /// How often is told of pods that cannot go.
+    /// Returns the log back-off of stuck terminations.
     pub fn pace(&self) -> &Pace {
         &self.pace
     }

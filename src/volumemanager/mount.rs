@@ -309,7 +309,7 @@ impl VolumeManager {
             .collect()
     }
 
-    /// Whether a running pod has volumes that are to be published again at each sync.
+    /// Returns whether a running pod has volumes that are published again at each sync.
     pub fn wants_republish(&self, uid: &PodUid) -> bool {
         !self.plugins.is_empty() && !self.to_republish(uid).is_empty()
     }

@@ -129,8 +129,8 @@ impl Table {
         Ok(self.all_at(path)?.pop())
     }
 
-    /// What is mounted at `path`, each over the one before. Where mounts are shared the kernel lists copies of one
-    /// mount at one path, in what is covered by another mount: those are not seen there, and not told.
+    /// Returns the mounts at `path`, each over the previous one. With shared mounts the kernel lists copies of one
+    /// mount at one path, inside a mount that another one covers. Those are not visible at the path, and are left out.
     pub(super) fn all_at(&self, path: &Path) -> io::Result<Vec<&Mount>> {
         Ok(resolve(path)?.map_or_else(Vec::new, |path| self.stack(&path)))
     }
@@ -152,7 +152,7 @@ impl Table {
         stack
     }
 
-    /// Where something is mounted below `root`, a directory of the agent's own, in terms of `root`.
+    /// Returns the mount points below `root`, a directory of the agent, as paths that begin with `root`.
     pub(super) fn points_below(&self, root: &Path) -> io::Result<BTreeSet<PathBuf>> {
         let resolved = match fs::canonicalize(root) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
@@ -202,11 +202,11 @@ impl Table {
         Ok(self.mounts.iter().filter(is_of_it).collect())
     }
 
-    /// Whether the mount at `path` has nothing to do with others but copies of mounts elsewhere that have come into
-    /// it by propagation. The parent of `path` must be the agent's own.
+    /// Checks that nothing is mounted over or in the mount at `path`, except copies of mounts elsewhere that came by
+    /// propagation. The parent of `path` must belong to the agent.
     ///
     /// # Errors
-    /// What somebody has mounted over it or in it.
+    /// The foreign mount over it or in it.
     pub(super) fn check_alone(&self, path: &Path) -> io::Result<()> {
         resolve(path)?.map_or(Ok(()), |path| self.alone(&path))
     }
@@ -230,7 +230,7 @@ impl Table {
         }
     }
 
-    /// What is mounted inside of what is mounted at a path.
+    /// Returns the mounts inside the mount at a path.
     fn inside(&self, path: &Path) -> impl Iterator<Item = &Mount> {
         let is_inside = move |m: &&Mount| m.point != path && m.point.starts_with(path);
         self.mounts
@@ -239,8 +239,8 @@ impl Table {
             .filter(|m| self.is_seen(m))
     }
 
-    /// Whether the very same is mounted outside of a path too, at the same directory: by propagation, as they are
-    /// peers. That one stays when this one goes.
+    /// Returns whether an identical mount exists outside of a path, at the same directory: a peer by propagation. That
+    /// one stays when this one is unmounted.
     fn is_copy(&self, mount: &Mount, path: &Path) -> bool {
         let Some(place) = self.place(mount) else {
             return false;
@@ -272,7 +272,7 @@ impl Table {
         })
     }
 
-    /// Whether a path leads to a mount, through what is mounted on the way.
+    /// Returns whether a path lookup reaches a mount, and no other mount on the way covers it.
     fn is_seen(&self, mount: &Mount) -> bool {
         let mut mount = mount;
         // No longer than the table, whatever it says.
@@ -312,8 +312,8 @@ impl View {
         self.table.stack(&self.known(path)).pop()
     }
 
-    /// Whether what is mounted at `path` is also mounted, whole or in part, at or below one of `dirs`, directories of
-    /// the agent's own. Nothing is looked up. Upstream: `GetDeviceMountRefs`.
+    /// Returns whether the content of the mount at `path` is also mounted, whole or in part, at or below one of `dirs`,
+    /// directories of the agent. Accesses no path. Upstream: `GetDeviceMountRefs`.
     pub(super) fn is_shown_below(&self, path: &Path, dirs: &[PathBuf]) -> bool {
         let Some(here) = self.mount_at(path) else {
             return false;
@@ -352,7 +352,7 @@ pub(super) trait Kernel: Send + Sync {
     /// When it does not tell.
     fn read(&self) -> io::Result<Table>;
 
-    /// Whether any has come or gone since this was asked last; `None` when it cannot tell.
+    /// Returns whether mounts were added or removed since the previous call; `None` if that is unknown.
     fn changed(&self) -> Option<bool>;
 }
 
@@ -400,7 +400,7 @@ struct Kept {
 }
 
 impl Kept {
-    /// What can be answered without reading.
+    /// Returns the kept table if it answers the request without reading.
     fn answer(&mut self, asked: u64, kernel: &dyn Kernel) -> Option<View> {
         if asked < self.answers
             && let Some(view) = &self.view
@@ -421,12 +421,12 @@ impl Kept {
 }
 
 impl Source {
-    /// What the kernel says. `root` is the directory that pods' and plugins' are in.
+    /// Returns a source that reads the kernel's table. `root` is the parent of the directories of pods and plugins.
     pub(super) fn new(root: &Path) -> Self {
         Self::with(root, Proc(fs::File::open(TABLE).ok()))
     }
 
-    /// What somebody else says.
+    /// Returns a source with another kernel.
     pub(super) fn with(root: &Path, kernel: impl Kernel + 'static) -> Self {
         Self(Arc::new(Shared {
             kernel: Box::new(kernel),
@@ -453,13 +453,13 @@ impl Source {
         Self::with(Path::new("/does/not/exist"), Given(mounts))
     }
 
-    /// How often the table was read.
+    /// Returns the number of reads of the table.
     #[cfg(test)]
     pub(super) fn reads(&self) -> u64 {
         self.0.reads.load(SeqCst)
     }
 
-    /// What is mounted now. Blocking.
+    /// Returns the current mounts. Blocking.
     ///
     /// # Errors
     /// When the table cannot be read.
@@ -510,8 +510,8 @@ impl Source {
     }
 }
 
-/// What the kernel calls the directories that volumes are mounted in. What is not there yet holds no mount, and is
-/// looked for when the table has changed.
+/// Returns the directories with volumes, each with the kernel's name for it. A directory that does not exist has no
+/// mounts. It is looked up again when the table has changed.
 fn bases(root: &Path) -> io::Result<Vec<(PathBuf, PathBuf)>> {
     let mut bases = Vec::new();
     for name in BASES {
@@ -585,8 +585,8 @@ pub(super) fn detach_with_copies(path: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Whether anything is mounted at `path` itself, by one look at it: the table is long on a node with many pods. Nobody
-/// is asked who may not answer. `None` when the kernel does not say (before 5.8), or nothing is there.
+/// Returns whether `path` itself is a mount point, with a single system call, since the table is long on a node with
+/// many pods. Contacts no server. `None` if the kernel does not say (before 5.8), or nothing exists at the path.
 pub(super) fn is_point(path: &Path) -> Option<bool> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
     let seen = statx(CWD, path, flags, StatxFlags::empty()).ok()?;

@@ -18,7 +18,7 @@ use super::remote::{GroupBy, RemoteError, RemotePlugin, Target};
 use crate::core::volumes::{Remote, Source};
 use crate::kuberuntime::sources::Resolved;
 
-/// How long `mount` and `umount` may take. `mount.nfs` itself gives up a server after two minutes.
+/// Deadline of `mount` and `umount`. `mount.nfs` itself gives up a server after two minutes.
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Mounts NFS exports.

@@ -1,8 +1,8 @@
-//! What is under way: never two operations at once on one volume, device or target, and none that ends because
-//! nobody waits for it any more; upstream's `nestedpendingoperations`.
+//! Operations in progress: never two at once on one volume, staged volume or target. An operation completes even if
+//! nothing waits for it any more; upstream's `nestedpendingoperations`.
 //!
-//! **Invariant:** a key is taken from before the first commit of an operation until its last effect, whoever
-//! goes away in the meantime. An operation that hangs holds its own keys and nothing else.
+//! **Invariant:** an operation holds its keys from before its first commit until after its last effect, even if its
+//! callers are gone. An operation that hangs holds only its own keys.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use crate::core::volumes::backoff::{BackOff, MAX};
 use crate::types::Stamp;
 
-/// What became of the last step on a volume or device that failed.
+/// Last failed step of a volume or staged volume.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
     pub(super) error: super::remote::RemoteError,
@@ -44,7 +44,7 @@ struct Table {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Operations(Arc<Mutex<Table>>);
 
-/// What is done when keys are free again.
+/// Function that runs when keys are free again.
 type After = Box<dyn FnOnce() + Send>;
 
 /// Keys that are taken; given back when dropped.
@@ -143,12 +143,12 @@ impl Operations {
         self.table().running.keys().cloned().collect()
     }
 
-    /// Whether a key is taken.
+    /// Returns whether a key is taken.
     pub(super) fn is_busy(&self, key: &str) -> bool {
         self.table().running.contains_key(key)
     }
 
-    /// What is done on a key, and for how long.
+    /// Returns the operation that holds a key, and its duration so far.
     pub(super) fn running(&self, key: &str) -> Option<(&'static str, Duration)> {
         let table = self.table();
         let running = table.running.get(key)?;

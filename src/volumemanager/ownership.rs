@@ -1,5 +1,4 @@
-//! Who may use a volume: `fsGroup` of a pod becomes the group of its volumes; upstream's
-//! `SetVolumeOwnership`.
+//! Gives a pod's volumes to its `fsGroup`; upstream's `SetVolumeOwnership`.
 //!
 //! Everything gets the group and, by [`Access`], what a group needs; directories get setgid, so that what
 //! is made in them later belongs to the group as well. Nobody loses a permission.
@@ -36,7 +35,7 @@ const SETGID: u32 = 0o2000;
 const EXECUTE: u32 = 0o110;
 const PERMISSIONS: u32 = 0o7777;
 
-/// What containers may do with a volume.
+/// Access of containers to a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     ReadWrite,
@@ -83,7 +82,7 @@ pub(super) fn give(dir: &Path, group: u32, access: Access, policy: ChangePolicy)
     Ok(())
 }
 
-/// What was done so far; others may look while it goes on.
+/// Progress so far. Others may read it meanwhile.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     /// Files and directories looked at.
@@ -216,7 +215,7 @@ struct Walk<'a> {
     group: u32,
     access: Access,
     device: u64,
-    /// What is mounted below the volume, relative to it.
+    /// Mount points below the volume, relative to it.
     mounts: BTreeSet<PathBuf>,
     counts: &'a Counts,
 }
@@ -334,7 +333,7 @@ fn step_by_step(root: &OwnedFd, path: &Path, flags: OFlag) -> nix::Result<OwnedF
     Ok(dir)
 }
 
-/// Whether nothing is to be changed.
+/// Returns whether nothing has to change.
 fn is_settled(seen: &FileStat, group: u32, access: Access) -> bool {
     seen.st_gid == group && (kind(seen) == SFlag::S_IFLNK || wanted(seen, access) == own(seen))
 }

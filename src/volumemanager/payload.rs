@@ -1,4 +1,4 @@
-//! What the files of configMap, secret, downwardAPI and projected volumes hold. Pure.
+//! Computes the files of configMap, secret, downwardAPI and projected volumes. Pure.
 //!
 //! **Invariant:** every path is relative, stays below the volume, and its first part does not begin with
 //! `..`, which is where the writer keeps its own.
@@ -22,7 +22,7 @@ use crate::types::PodExt;
 const DEFAULT_MODE: u32 = 0o644;
 /// Mode of a token that has an owner of its own.
 const TOKEN_MODE: u32 = 0o600;
-/// What a group gets that owns a volume which is read only.
+/// Permissions of the group of a volume that is read only.
 const GROUP_READ: u32 = 0o440;
 const MAX_PATH: usize = 4096;
 const MAX_NAME: usize = 255;
@@ -30,7 +30,7 @@ const MAX_NAME: usize = 255;
 const MAX_OBJECT: usize = 1 << 20;
 const MAX_MODE: i32 = 0o777;
 
-/// Why a volume's content cannot be made.
+/// Reason why a volume's content cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PayloadError {
     /// An object cannot be had.
@@ -61,7 +61,7 @@ pub enum PayloadError {
     Field {
         /// The file.
         path: String,
-        /// What is wrong.
+        /// Description of the error.
         what: String,
     },
     /// A path that leads elsewhere.
@@ -69,7 +69,7 @@ pub enum PayloadError {
     Path {
         /// As written.
         path: String,
-        /// What is wrong.
+        /// Description of the error.
         reason: &'static str,
     },
     /// Trust anchors cannot be had.
@@ -104,7 +104,7 @@ pub enum PayloadError {
     Collision {
         /// The file.
         path: String,
-        /// What would have to be a directory.
+        /// File that would have to be a directory.
         parent: String,
     },
     /// The pod's certificate cannot be had.
@@ -133,7 +133,7 @@ impl fmt::Debug for File {
 /// Files by path.
 pub(super) type Files = BTreeMap<String, File>;
 
-/// What a volume holds.
+/// Content of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Payload {
     pub(super) files: Files,

@@ -72,7 +72,7 @@ impl Plan {
         }
     }
 
-    /// Whether setting it up mounts something at its path.
+    /// Returns whether its setup mounts something at its path.
     pub(super) fn mounts(&self) -> bool {
         match self {
             Self::Memory { .. } | Self::Huge { .. } => true,
@@ -81,7 +81,8 @@ impl Plan {
         }
     }
 
-    /// Whether it is there, by the mount table first. A hostPath is checked once per boot, when it is mounted.
+    /// Returns whether it is set up, according to the mount table first. A hostPath is checked once per boot, when it
+    /// is mounted.
     pub(super) fn is_set_up(&self, mounted: &mounts::View) -> bool {
         match self {
             Self::Disk { path }

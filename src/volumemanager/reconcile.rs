@@ -180,7 +180,7 @@ impl VolumeManager {
     }
 }
 
-/// Whether a path is that of a volume of a pod, or inside of one: `<root>/pods/<uid>/volumes/…`.
+/// Returns whether a path is that of a pod's volume, or inside of one: `<root>/pods/<uid>/volumes/…`.
 fn is_volume(root: &Path, point: &Path) -> bool {
     let Ok(below) = point.strip_prefix(root) else {
         return false;

@@ -1,7 +1,7 @@
-//! What mounts storage from elsewhere: CSI drivers, NFS, iSCSI, disks of this node.
+//! Plugins for remote volumes: CSI drivers, NFS, iSCSI, disks of this node.
 //!
-//! The manager decides, records the phase and calls; a plugin does one step and remembers nothing. A call
-//! that is dropped may have taken effect: each step can be made again, whatever became of the former one.
+//! The manager decides, records the phase and calls. A plugin performs one step and keeps no state. A call that is
+//! dropped may have taken effect: each step can be repeated, whatever the outcome of the previous try.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::Pod;
 use crate::core::volumes::Remote;
 use crate::kuberuntime::sources::Resolved;
 
-/// Why a step did not succeed.
+/// Reason why a step did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RemoteError {
     /// Something has to come first: an attachment, a driver that registers. Nothing was begun.
@@ -29,7 +29,7 @@ pub enum RemoteError {
     Uncertain(String),
 }
 
-/// Who gives a mounted volume to the pod's fsGroup.
+/// Party that gives a mounted volume to the pod's fsGroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupBy {
     /// The manager, file by file.
@@ -43,10 +43,10 @@ pub enum GroupBy {
 pub struct Target {
     /// The pod.
     pub pod: Arc<Pod>,
-    /// Where the storage was staged; `None` for what is not ([`Remote::device`]).
+    /// Path where the storage was staged; `None` for volumes without staging ([`Remote::device`]).
     pub staged: Option<PathBuf>,
-    /// Where it is to appear: a directory to mount on, or with [`crate::core::volumes::VolumeMode::Block`] a
-    /// file that leads to the device. The plugin makes it; its parent exists (0750).
+    /// Path to mount at: a directory, or with [`crate::core::volumes::VolumeMode::Block`] a file that leads to the
+    /// device. The plugin makes it; its parent exists (0750).
     pub path: PathBuf,
 }
 
@@ -83,7 +83,7 @@ pub trait RemotePlugin: Send + Sync + 'static {
         at: PathBuf,
     ) -> BoxFuture<'static, Result<(), RemoteError>>;
 
-    /// Whether a mounted volume is to be published again at each sync.
+    /// Returns whether a mounted volume must be published again at each sync.
     fn wants_republish(&self, volume: &Remote) -> bool {
         let _ = volume;
         false
@@ -105,7 +105,7 @@ pub trait RemotePlugin: Send + Sync + 'static {
         })
     }
 
-    /// What is used; `None` when only the file system itself can tell.
+    /// Returns the usage; `None` if only the file system itself has it.
     fn usage(
         &self,
         volume: Arc<Remote>,
@@ -116,7 +116,7 @@ pub trait RemotePlugin: Send + Sync + 'static {
     }
 }
 
-/// What a volume uses and has, in bytes and inodes.
+/// Usage and capacity of a volume, in bytes and inodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Size.
@@ -131,6 +131,6 @@ pub struct Usage {
     pub inodes_used: Option<u64>,
     /// Inodes left.
     pub inodes_free: Option<u64>,
-    /// Whether the driver says that something is wrong with it, and what.
+    /// True if the driver reports a problem with the volume.
     pub abnormal: bool,
 }

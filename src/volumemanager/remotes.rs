@@ -103,7 +103,7 @@ impl Desk {
         self.orders.get(key).map(|placed| placed.order.clone())
     }
 
-    /// What pods wait for.
+    /// Returns the volumes that pods wait for.
     pub(super) fn wanted(&self) -> BTreeMap<String, Wanted> {
         let orders = self.orders.iter();
         orders
@@ -118,12 +118,12 @@ impl Desk {
             .collect()
     }
 
-    /// Whether somebody waits for a volume, so that it matters what is mounted.
+    /// Returns whether a pod waits for a volume, so that the mount table is needed.
     pub(super) fn waits_for_mounts(&self) -> bool {
         !self.orders.is_empty()
     }
 
-    /// Whether somebody waits for something that a volume or device takes part in.
+    /// Returns whether a pod waits for something that depends on a volume or staged volume.
     pub(super) fn waits_for(&self, key: &str) -> bool {
         self.orders.contains_key(key)
             || keys::split(key).is_some_and(|(uid, _)| self.leaving.contains_key(&PodUid::new(uid)))
@@ -176,7 +176,7 @@ impl Desk {
         }
     }
 
-    /// Whether it has to be woken for a time, since it will not be before.
+    /// Sets the alarm to a time. Returns whether a new timer is needed, since no earlier one is set.
     pub(super) fn set_alarm(&mut self, due: Stamp, now: Stamp) -> bool {
         let sooner = |alarm: Stamp| alarm.until(now) <= due.until(now) && !alarm.reached(now);
         if self.alarm.is_some_and(sooner) {
@@ -239,7 +239,7 @@ impl VolumeManager {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where a volume appears.
+    /// Returns the path at which a volume is mounted for a pod.
     pub(super) fn target(&self, uid: &PodUid, remote: &Remote) -> PathBuf {
         let plugin = remote.plugin().replace('/', "~");
         let kind = match remote.mode {
@@ -253,7 +253,7 @@ impl VolumeManager {
         }
     }
 
-    /// Where the storage of a volume is staged; `None` for what is not. What is on record stays where it is.
+    /// Returns the path at which a volume is staged; `None` for volumes without staging. A recorded path stays.
     pub(super) fn staging(&self, remote: &Remote) -> Option<PathBuf> {
         let device = remote.device()?;
         let seen = self.store.snapshot();
@@ -417,8 +417,8 @@ fn driver_of(remote: &Remote) -> Option<String> {
     Some(csi.source.driver.clone())
 }
 
-/// Why volumes of a pod are still there when each of them is held back after a failure: told is what failed last, and
-/// tried again when the first of them is due.
+/// Returns the error for volumes of a pod that stay mounted because each is in back-off after a failure. It has the
+/// latest failure, and the earliest time of a retry.
 fn unpublish_error(
     uid: &PodUid,
     since: u64,

@@ -145,8 +145,8 @@ impl Table {
     }
 }
 
-/// Whether a path is that of a file which a runtime keeps for a sandbox: `…/sandboxes/<id>/hostname`, or
-/// `…/overlay-containers/<id>/userdata/hostname`. The kernel adds `//deleted` to one that is gone.
+/// Returns whether a path is a file that a runtime keeps for a sandbox: `…/sandboxes/<id>/hostname`, or
+/// `…/overlay-containers/<id>/userdata/hostname`. The kernel adds `//deleted` to a deleted one.
 fn is_of_sandbox(root: &Path) -> bool {
     let is_file = |name: &OsStr| SANDBOX_FILES.iter().any(|file| *file == name);
     let is_dir = |name: &OsStr| SANDBOXES.iter().any(|dir| *dir == name);

@@ -57,7 +57,7 @@ impl StandIns {
         self.dir.path().join(name)
     }
 
-    /// What was called, in order.
+    /// Returns the command lines of the calls, in order.
     pub(super) fn calls(&self) -> Vec<String> {
         let log = fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
         log.lines().map(str::to_owned).collect()
@@ -69,7 +69,7 @@ impl StandIns {
     }
 }
 
-/// Whether mounts can be made here.
+/// Returns whether this environment permits mounts.
 pub(super) fn can_mount() -> bool {
     nix::unistd::geteuid().is_root()
 }

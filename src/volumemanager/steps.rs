@@ -55,7 +55,7 @@ impl Task {
         }
     }
 
-    /// What the step is held back by once it failed.
+    /// Returns the key under which a failure delays the step.
     fn held_by(&self) -> String {
         match self {
             Self::Unpublish(key, ..) | Self::Unstage(key, ..) => undo_key(key),
@@ -464,7 +464,7 @@ impl VolumeManager {
         }
     }
 
-    /// Whether what is mounted at the path of a volume or device is what was mounted for it.
+    /// Checks that the mount at the path of a volume or staged volume is the one that was made for it.
     async fn check_own(&self, key: &str, path: &Path) -> Result<(), RemoteError> {
         let seen = self.store.snapshot();
         let own = own_mounts::key(key);
@@ -582,7 +582,7 @@ fn unread(error: &io::Error) -> RemoteError {
     RemoteError::Uncertain(format!("read the mount table: {error}"))
 }
 
-/// Whether a volume has a directory of its own around its mount point.
+/// Returns whether a volume has a directory of its own around its mount point.
 fn is_nested(remote: &Remote) -> bool {
     matches!(remote.source, Source::Csi(_)) && remote.mode == VolumeMode::Filesystem
 }

@@ -36,7 +36,7 @@ const DIR: &str = "volume-subpaths";
 pub struct SubPath {
     /// Name of the volume.
     pub volume: String,
-    /// Where the volume is on the host.
+    /// Host path of the volume.
     pub root: PathBuf,
     /// Name of the container.
     pub container: String,
@@ -82,7 +82,7 @@ pub enum SubPathError {
         volume: String,
         /// The container.
         container: String,
-        /// What is wrong.
+        /// Description of the error.
         why: String,
     },
     /// It leads elsewhere, or could not be mounted.
@@ -94,7 +94,7 @@ pub enum SubPathError {
         volume: String,
         /// The container.
         container: String,
-        /// What is wrong.
+        /// Description of the error.
         why: String,
     },
     /// It could not be recorded; nothing was done.
@@ -110,7 +110,7 @@ pub enum SubPathError {
     },
 }
 
-/// What is remembered of a bound part.
+/// Record of a subPath mount.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Bound {

@@ -41,7 +41,7 @@ pub struct Trace {
 }
 
 impl VolumeManager {
-    /// What is on disk of volumes that are not on record, by pod. Looks at the agent's own directories and the mount
+    /// Returns the leftovers of unrecorded volumes on disk, by pod. Looks at the agent's own directories and the mount
     /// table only.
     ///
     /// # Errors
@@ -265,8 +265,8 @@ impl VolumeManager {
         Ok(left)
     }
 
-    /// What to call the volume that left a trace: as on record, where only the description is lost; else by its
-    /// directory. No volume of a pod has a `~` in its name.
+    /// Returns the name for the volume of a leftover mount: the recorded one if only the description is lost, else that
+    /// of its directory. No volume of a pod has a `~` in its name.
     fn name_for(&self, uid: &PodUid, trace: &Trace) -> String {
         let seen = self.store.snapshot();
         let prefix = child_key(uid, "");

@@ -210,7 +210,7 @@ impl World {
         seen.record::<VolumeRecord>(key).is_some() && seen.record::<ObjectRecord>(&object).is_some()
     }
 
-    /// What was begun has come to its end.
+    /// Waits until every operation that has begun is complete.
     async fn settle(&self) {
         let manager = &self.manager;
         while manager.desk().driving || !manager.operations.busy().is_empty() {

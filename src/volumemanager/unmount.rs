@@ -103,7 +103,7 @@ impl VolumeManager {
         }
     }
 
-    /// What is there and nobody knows what it is cannot be undone, and must not be taken for undone.
+    /// Fails if an unidentified leftover exists: it cannot be undone, and must not count as undone.
     fn none_unknown(&self, uid: &PodUid, unknown: &[Trace]) -> Result<(), VolumeError> {
         let Some(trace) = unknown.first() else {
             return Ok(());
@@ -120,7 +120,7 @@ impl VolumeManager {
         Err(error)
     }
 
-    /// What is on record without a description cannot be undone.
+    /// Fails if a volume is recorded without a description: it cannot be undone.
     fn none_lost(
         &self,
         uid: &PodUid,

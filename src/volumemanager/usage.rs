@@ -1,4 +1,4 @@
-//! What volumes use whose storage is elsewhere.
+//! Usage of remote volumes.
 
 use futures::future::BoxFuture;
 
@@ -6,7 +6,7 @@ use super::remote::{RemoteError, Usage};
 use super::{RemoteVolume, VolumeManager};
 
 impl VolumeManager {
-    /// What the driver of a volume says that it uses; `Ok(None)` when only the file system can tell. Nobody waits for
+    /// Returns the usage that a volume's driver reports; `Ok(None)` if only the file system has it. Nobody waits for
     /// other steps on the volume.
     ///
     /// # Errors

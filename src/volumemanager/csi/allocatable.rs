@@ -1,9 +1,9 @@
-//! How many volumes of a driver this node takes, asked again: a driver may give away slots elsewhere, or learn of more.
+//! Keeps the number of volumes of a driver on this node up to date: a driver may use slots elsewhere, or gain some.
 //! Upstream: `MutableCSINodeAllocatableCount`.
 //!
-//! Comes in: the registered drivers, their CSIDriver objects, drivers that said `ResourceExhausted`. Out: NodeGetInfo, as
-//! often as `nodeAllocatableUpdatePeriodSeconds` says and after each of these; what differs, `super::node_info` tells.
-//! A driver whose CSIDriver names no period is never asked.
+//! In: the registered drivers, their CSIDriver objects, and drivers that answered `ResourceExhausted`. Out: calls of
+//! NodeGetInfo, at the interval `nodeAllocatableUpdatePeriodSeconds` and after each such answer; `super::node_info`
+//! reports changes. A driver whose CSIDriver names no period is never asked.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::registry::Drivers;
 use crate::apiserver::ApiClient;
 
-/// How often a CSIDriver is asked for its period; a fifth more or less.
+/// Interval at which a driver's CSIDriver is read for its period; a fifth more or less.
 const LOOK: Duration = Duration::from_secs(600);
 /// The same after a failure.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
@@ -24,7 +24,7 @@ const REQUEST: Duration = Duration::from_secs(10);
 /// A driver that is out of slots again and again is not asked more often than this.
 const APART: Duration = Duration::from_secs(5);
 
-/// Where one driver stands.
+/// Schedule of one driver.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     /// When its CSIDriver is asked for.

@@ -24,7 +24,7 @@ use super::rpc::{Failure, Socket};
 use crate::types::metrics::{CsiLabel, Metrics};
 use crate::volumemanager::remote::{RemoteError, Usage};
 
-/// How long a driver may take for one call; upstream's `csiTimeout`.
+/// Deadline of a driver's call; upstream's `csiTimeout`.
 pub const DEADLINE: Duration = Duration::from_secs(120);
 
 /// A driver on its socket. Cheap to clone.
@@ -68,12 +68,12 @@ enum Effect {
 }
 
 impl CsiError {
-    /// Whether the call certainly took no effect and is not in progress; upstream's `isFinalError`.
+    /// Returns whether the call certainly took no effect and is not in progress; upstream's `isFinalError`.
     pub fn is_final(&self) -> bool {
         self.effect != Effect::Unknown
     }
 
-    /// Whether nobody listens on the driver's socket: the call was not sent.
+    /// Returns whether nothing listens on the driver's socket: the call was not sent.
     pub fn is_unreachable(&self) -> bool {
         self.effect == Effect::NotSent
     }
@@ -91,7 +91,7 @@ impl From<CsiError> for RemoteError {
     }
 }
 
-/// What a driver's node service can do.
+/// Capabilities of a driver's node service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeCapabilities {
     /// `STAGE_UNSTAGE_VOLUME`.
@@ -113,7 +113,7 @@ pub struct NodeCapabilities {
 pub struct VolumeStats {
     /// As [`RemotePlugin::usage`](crate::volumemanager::remote::RemotePlugin::usage) gives it.
     pub usage: Usage,
-    /// What the driver says of the volume's condition.
+    /// Condition of the volume, as the driver reports it.
     pub condition: String,
 }
 
@@ -213,7 +213,7 @@ impl CsiClient {
         &self.driver
     }
 
-    /// Where it listens.
+    /// Returns the path of its socket.
     pub fn socket(&self) -> &Path {
         self.socket.path()
     }

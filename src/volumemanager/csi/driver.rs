@@ -1,4 +1,4 @@
-//! What is known of a registered driver, and what a plugin must say of itself to become one.
+//! Facts about a registered driver, and the requirements for a plugin to become one.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -25,11 +25,11 @@ pub struct Driver {
     pub registration: PathBuf,
     /// The highest supported version of CSI that it has.
     pub version: Version,
-    /// What it calls this node.
+    /// ID of this node, as the driver has it.
     pub node_id: String,
-    /// How many of its volumes can be attached; 0 is no limit.
+    /// Number of its volumes that can be attached; 0 is no limit.
     pub max_volumes: i64,
-    /// Where it says that the node is.
+    /// Topology of the node, as the driver has it.
     pub topology: BTreeMap<String, String>,
     /// The UID of the node whose objects in the API server have all this.
     pub(super) told: Option<String>,
@@ -42,7 +42,7 @@ impl Kind for Driver {
 }
 
 impl Driver {
-    /// Whether the API server would be told the same of both.
+    /// Returns whether both give the same report to the API server.
     pub(super) fn same_for_api(&self, other: &Self) -> bool {
         (&self.node_id, self.max_volumes, &self.topology)
             == (&other.node_id, other.max_volumes, &other.topology)
@@ -97,7 +97,7 @@ impl Version {
     }
 }
 
-/// Whether a driver may be called so: its name is part of paths and of objects.
+/// Checks the name of a driver: it is part of paths and of objects.
 ///
 /// # Errors
 /// Why not, in words for the plugin.

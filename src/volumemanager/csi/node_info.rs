@@ -1,14 +1,14 @@
-//! What the API server is told of this node's drivers; upstream's `nodeinfomanager`.
+//! Reports this node's drivers to the API server; upstream's `nodeinfomanager`.
 //!
-//! Comes in: the registered drivers, and those that went while the API server still has them. Goes out: CSINode
-//! `<node>` (owned by the node; made with the first driver), the node's annotation
-//! `csi.volume.kubernetes.io/nodeid`, and the drivers' topology as labels of the node, which stay when a driver goes.
+//! In: the registered drivers, and removed ones that the API server still has. Out: CSINode `<node>` (owned by the
+//! node; made with the first driver), the node's annotation `csi.volume.kubernetes.io/nodeid`, and the drivers'
+//! topology as labels of the node, which stay after a driver is removed.
 //!
-//! Written only when something changed, also after a restart; tried again while the API server is away. A node
-//! object that was made anew gets everything again.
+//! Written only after a change, also across restarts; retried while the API server is unreachable. A node object that
+//! was made anew gets everything again.
 //!
-//! **Invariant:** what the API server refuses of one driver keeps no other one out: all are told at once, and each by
-//! itself when that is refused.
+//! **Invariant:** a refusal for one driver affects no other one: all are written at once, and each by itself if that is
+//! refused.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub(super) const NODE_ID_ANNOTATION: &str = "csi.volume.kubernetes.io/nodeid";
 const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(60));
 const REQUEST: Duration = Duration::from_secs(10);
 
-/// Why it was not told.
+/// Reason why a report failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TellError {
     /// The API server refused, or could not be reached.
@@ -48,7 +48,7 @@ pub(super) enum TellError {
     /// The node is not the one that is known.
     #[error("node {0} is not the one that was registered")]
     OtherNode(String),
-    /// What one driver says of the node is refused.
+    /// The report of one driver is refused.
     #[error("driver {driver}")]
     Driver {
         driver: String,
@@ -69,7 +69,7 @@ pub(super) enum TellError {
 }
 
 impl TellError {
-    /// Whether the API server will not have what was written, however often it is tried.
+    /// Returns whether the API server refuses the write for good.
     fn is_refusal(&self) -> bool {
         let Self::Request { verb, source, .. } = self else {
             return false;
@@ -299,7 +299,7 @@ fn is_owned_by(object: &CSINode, uid: &str) -> bool {
     object.metadata.owner_references.is_none() || owners.any(|owner| owner.uid == uid)
 }
 
-/// What is to change in the node's metadata, if anything; the drivers that can be told; and why others cannot.
+/// Returns the change of the node's metadata, if any; the drivers that it covers; and the errors of the others.
 pub(super) fn node_change(
     node: &Node,
     open: Vec<Driver>,
@@ -394,7 +394,7 @@ pub(super) fn merged(
     Some((without, all))
 }
 
-/// Whether entries differ in nothing but how many volumes they allow for.
+/// Returns whether entries differ only in the number of volumes that they allow.
 fn only_counts(before: &[CSINodeDriver], after: &[CSINodeDriver]) -> bool {
     let uncounted = |of: &[CSINodeDriver]| -> DriverList {
         let uncounted = of.iter().cloned().map(|mut entry| {

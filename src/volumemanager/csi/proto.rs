@@ -10,11 +10,11 @@ use prost::Message;
 
 /// Full names of the methods: paths of the calls, and label `method_name` of the metrics.
 pub mod method {
-    /// Who a plugin is.
+    /// Returns the identity of a plugin.
     pub const GET_PLUGIN_INFO: &str = "/csi.v1.Identity/GetPluginInfo";
-    /// What a plugin has beside the node service.
+    /// Returns the services of a plugin beside the node service.
     pub const GET_PLUGIN_CAPABILITIES: &str = "/csi.v1.Identity/GetPluginCapabilities";
-    /// Whether a plugin is ready.
+    /// Returns whether a plugin is ready.
     pub const PROBE: &str = "/csi.v1.Identity/Probe";
     /// Makes a volume reachable on the node.
     pub const NODE_STAGE_VOLUME: &str = "/csi.v1.Node/NodeStageVolume";
@@ -24,17 +24,17 @@ pub mod method {
     pub const NODE_PUBLISH_VOLUME: &str = "/csi.v1.Node/NodePublishVolume";
     /// Undoes it.
     pub const NODE_UNPUBLISH_VOLUME: &str = "/csi.v1.Node/NodeUnpublishVolume";
-    /// What a volume has and uses.
+    /// Returns capacity and usage of a volume.
     pub const NODE_GET_VOLUME_STATS: &str = "/csi.v1.Node/NodeGetVolumeStats";
     /// Grows the file system of a volume.
     pub const NODE_EXPAND_VOLUME: &str = "/csi.v1.Node/NodeExpandVolume";
-    /// What the node service can do.
+    /// Returns the capabilities of the node service.
     pub const NODE_GET_CAPABILITIES: &str = "/csi.v1.Node/NodeGetCapabilities";
-    /// What the driver calls this node.
+    /// Returns the driver's ID of this node.
     pub const NODE_GET_INFO: &str = "/csi.v1.Node/NodeGetInfo";
-    /// What kind of plugin listens on a registration socket.
+    /// Returns the kind of plugin on a registration socket.
     pub const GET_INFO: &str = "/pluginregistration.Registration/GetInfo";
-    /// Whether it was taken.
+    /// Notifies a plugin whether it was registered.
     pub const NOTIFY_REGISTRATION_STATUS: &str =
         "/pluginregistration.Registration/NotifyRegistrationStatus";
 }
@@ -52,7 +52,7 @@ pub struct GetPluginInfoResponse {
     /// Its version, in its own words.
     #[prost(string, tag = "2")]
     pub vendor_version: String,
-    /// What else it says of itself.
+    /// Further information about the driver.
     #[prost(btree_map = "string, string", tag = "3")]
     pub manifest: BTreeMap<String, String>,
 }
@@ -60,7 +60,7 @@ pub struct GetPluginInfoResponse {
 /// `GetPluginCapabilitiesResponse`.
 #[derive(Clone, PartialEq, Message)]
 pub struct GetPluginCapabilitiesResponse {
-    /// What it has.
+    /// Its services.
     #[prost(message, repeated, tag = "1")]
     pub capabilities: Vec<PluginCapability>,
 }
@@ -87,7 +87,7 @@ pub struct TypeOnly {
 /// `ProbeResponse`.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct ProbeResponse {
-    /// Whether it is ready; ready when unset.
+    /// True if it is ready; ready when unset.
     #[prost(message, optional, tag = "1")]
     pub ready: Option<bool>,
 }
@@ -98,12 +98,12 @@ pub struct VolumeCapability {
     /// Files or a device.
     #[prost(oneof = "AccessType", tags = "1, 2")]
     pub access_type: Option<AccessType>,
-    /// Who may use it how.
+    /// Access mode of the volume.
     #[prost(message, optional, tag = "3")]
     pub access_mode: Option<AccessMode>,
 }
 
-/// How a volume is used.
+/// Kind of access to a volume.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum AccessType {
     /// As a device.
@@ -142,7 +142,7 @@ impl fmt::Debug for MountVolume {
 /// `VolumeCapability.AccessMode`.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct AccessMode {
-    /// Which one.
+    /// The mode.
     #[prost(enumeration = "Mode", tag = "1")]
     pub mode: i32,
 }
@@ -187,13 +187,13 @@ pub struct NodeStageVolumeRequest {
     /// The volume's handle.
     #[prost(string, tag = "1")]
     pub volume_id: String,
-    /// What attaching it gave.
+    /// Result of attaching the volume.
     #[prost(btree_map = "string, string", tag = "2")]
     pub publish_context: BTreeMap<String, String>,
     /// Absolute path.
     #[prost(string, tag = "3")]
     pub staging_target_path: String,
-    /// How it is to be used.
+    /// Intended use of the volume.
     #[prost(message, optional, tag = "4")]
     pub volume_capability: Option<VolumeCapability>,
     /// Content of the secret that the volume names.
@@ -223,7 +223,7 @@ pub struct NodeUnstageVolumeRequest {
     /// The volume's handle.
     #[prost(string, tag = "1")]
     pub volume_id: String,
-    /// Where it was staged.
+    /// Path where it was staged.
     #[prost(string, tag = "2")]
     pub staging_target_path: String,
 }
@@ -235,19 +235,19 @@ pub struct NodePublishVolumeRequest {
     /// The volume's handle.
     #[prost(string, tag = "1")]
     pub volume_id: String,
-    /// What attaching it gave.
+    /// Result of attaching the volume.
     #[prost(btree_map = "string, string", tag = "2")]
     pub publish_context: BTreeMap<String, String>,
-    /// Where it was staged; empty when the driver does not stage.
+    /// Path where it was staged; empty if the driver does not stage.
     #[prost(string, tag = "3")]
     pub staging_target_path: String,
-    /// Where it is to appear. The driver makes it, its parent exists.
+    /// Path to publish at. The driver makes it; its parent exists.
     #[prost(string, tag = "4")]
     pub target_path: String,
-    /// How it is to be used.
+    /// Intended use of the volume.
     #[prost(message, optional, tag = "5")]
     pub volume_capability: Option<VolumeCapability>,
-    /// Whether nobody may write through this mount.
+    /// True if this mount must be read-only.
     #[prost(bool, tag = "6")]
     pub readonly: bool,
     /// Content of the secret that the volume names.
@@ -279,7 +279,7 @@ pub struct NodeUnpublishVolumeRequest {
     /// The volume's handle.
     #[prost(string, tag = "1")]
     pub volume_id: String,
-    /// Where it was published.
+    /// Path where it was published.
     #[prost(string, tag = "2")]
     pub target_path: String,
 }
@@ -290,10 +290,10 @@ pub struct NodeGetVolumeStatsRequest {
     /// The volume's handle.
     #[prost(string, tag = "1")]
     pub volume_id: String,
-    /// Where it was published.
+    /// Path where it was published.
     #[prost(string, tag = "2")]
     pub volume_path: String,
-    /// Where it was staged; empty when the driver does not stage.
+    /// Path where it was staged; empty if the driver does not stage.
     #[prost(string, tag = "3")]
     pub staging_target_path: String,
 }
@@ -304,7 +304,7 @@ pub struct NodeGetVolumeStatsResponse {
     /// Bytes, inodes, or both.
     #[prost(message, repeated, tag = "1")]
     pub usage: Vec<VolumeUsage>,
-    /// How the volume is; only with `VOLUME_CONDITION`.
+    /// Condition of the volume; only with `VOLUME_CONDITION`.
     #[prost(message, optional, tag = "2")]
     pub volume_condition: Option<VolumeCondition>,
 }
@@ -341,7 +341,7 @@ pub enum UsageUnit {
 /// `VolumeCondition`.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct VolumeCondition {
-    /// Whether something is wrong.
+    /// True if the volume has a problem.
     #[prost(bool, tag = "1")]
     pub abnormal: bool,
     /// What, for people.
@@ -356,16 +356,16 @@ pub struct NodeExpandVolumeRequest {
     /// The volume's handle.
     #[prost(string, tag = "1")]
     pub volume_id: String,
-    /// Where it is published.
+    /// Path where it is published.
     #[prost(string, tag = "2")]
     pub volume_path: String,
     /// The size it is to have.
     #[prost(message, optional, tag = "3")]
     pub capacity_range: Option<CapacityRange>,
-    /// Where it is staged; empty when the driver does not stage.
+    /// Path where it is staged; empty if the driver does not stage.
     #[prost(string, tag = "4")]
     pub staging_target_path: String,
-    /// How it is used.
+    /// Use of the volume.
     #[prost(message, optional, tag = "5")]
     pub volume_capability: Option<VolumeCapability>,
     /// Content of the secret that the volume names.
@@ -397,7 +397,7 @@ pub struct NodeExpandVolumeResponse {
 /// `NodeGetCapabilitiesResponse`.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct NodeGetCapabilitiesResponse {
-    /// What the node service can do.
+    /// Capabilities of the node service.
     #[prost(message, repeated, tag = "1")]
     pub capabilities: Vec<NodeServiceCapability>,
 }
@@ -433,13 +433,13 @@ pub enum NodeRpc {
 /// `NodeGetInfoResponse`.
 #[derive(Clone, PartialEq, Message)]
 pub struct NodeGetInfoResponse {
-    /// What the driver calls this node.
+    /// ID of this node, as the driver has it.
     #[prost(string, tag = "1")]
     pub node_id: String,
-    /// How many volumes can be attached to it; 0 is no limit.
+    /// Number of volumes that can be attached to it; 0 is no limit.
     #[prost(int64, tag = "2")]
     pub max_volumes_per_node: i64,
-    /// Where it is.
+    /// Topology of the node.
     #[prost(message, optional, tag = "3")]
     pub accessible_topology: Option<Topology>,
 }
@@ -472,10 +472,10 @@ pub struct PluginInfo {
 /// `RegistrationStatus`.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct RegistrationStatus {
-    /// Whether it was taken.
+    /// True if the plugin was registered.
     #[prost(bool, tag = "1")]
     pub plugin_registered: bool,
-    /// Why not.
+    /// Reason for the refusal.
     #[prost(string, tag = "2")]
     pub error: String,
 }

@@ -45,7 +45,7 @@ const NOTIFY: Duration = Duration::from_secs(5);
 /// Timeout of a connection to a socket that is in the way of another.
 const ALIVE: Duration = Duration::from_secs(1);
 
-/// What the registry works with.
+/// Dependencies of the registry.
 pub struct DriversOptions {
     /// The kubelet's root directory.
     pub root_dir: PathBuf,
@@ -68,7 +68,7 @@ pub struct DriversOptions {
 pub struct Plugin {
     /// Its name, as it says.
     pub name: String,
-    /// Where it listens.
+    /// Path of its socket.
     pub endpoint: PathBuf,
     /// The socket that it registers by.
     pub registration: PathBuf,
@@ -327,7 +327,7 @@ impl Drivers {
         self.install(driver, client).await
     }
 
-    /// Whether the driver of this name that registered by another socket, if any, makes room.
+    /// Checks that a driver of this name that registered through another socket, if there is one, gives way.
     async fn give_way(&self, path: &Path, name: &str, version: Version) -> Result<(), String> {
         let Some(other) = self.get(name) else {
             return Ok(());
@@ -549,7 +549,7 @@ async fn answer(
     }
 }
 
-/// Where a plugin listens: on its registration socket if it does not say.
+/// Returns the socket of a plugin: its registration socket if it names none.
 fn endpoint_of(path: &Path, info: &PluginInfo) -> PathBuf {
     match info.endpoint.as_str() {
         "" => path.to_owned(),

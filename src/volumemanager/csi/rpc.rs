@@ -18,7 +18,7 @@ use tower::service_fn;
 
 use crate::types::causes;
 
-/// What is kept of somebody else's words.
+/// Bytes that are kept of a foreign message.
 const MESSAGE_MAX: usize = 1024;
 
 /// Somebody who listens on a socket. Each call has a connection of its own, as upstream's: one that was kept
@@ -28,7 +28,7 @@ pub(super) struct Socket {
     path: PathBuf,
 }
 
-/// What became of a call that did not succeed.
+/// Outcome of a call that did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
     /// Nobody listens: the call was not sent.
@@ -130,7 +130,7 @@ fn io_error<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a io::
     None
 }
 
-/// Whether this side found that what came is no answer, or half of one: the other side may have done what it was asked.
+/// Returns whether this side found the answer missing or incomplete. If so, the other side may have executed the call.
 fn is_no_answer(code: Code, message: &str) -> bool {
     let begins = |with: &str| message.starts_with(with);
     match code {
@@ -145,7 +145,7 @@ fn is_no_answer(code: Code, message: &str) -> bool {
     }
 }
 
-/// Whether what came was not HTTP/2 at all, or not as it should be.
+/// Returns whether the peer did not speak HTTP/2, or violated it.
 fn is_protocol_error(why: &str) -> bool {
     ["frame", "protocol error", "PROTOCOL_ERROR", "invalid"]
         .iter()

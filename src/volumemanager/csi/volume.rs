@@ -61,12 +61,12 @@ impl CsiPlugin {
         }
     }
 
-    /// Where a raw device is staged; `name` is its persistent volume's. Upstream: `getStagingPath`.
+    /// Returns the staging path of a raw device; `name` is that of its persistent volume. Upstream: `getStagingPath`.
     pub fn device_staging_path(root: &Path, name: &str) -> PathBuf {
         Places::new(root, name).staging()
     }
 
-    /// Where a volume with files is staged. Upstream: `makeDeviceMountPath`.
+    /// Returns the staging path of a volume with files. Upstream: `makeDeviceMountPath`.
     pub fn staging_path(root: &Path, driver: &str, handle: &str) -> PathBuf {
         root.join("plugins/kubernetes.io/csi")
             .join(driver)
@@ -390,7 +390,8 @@ impl CsiPlugin {
         Ok(Some(stats.usage))
     }
 
-    /// Where the driver publishes: the target itself, or for a device the file that the target leads to.
+    /// Returns the path where the driver publishes: the target itself, or for a device the file that the target leads
+    /// to.
     fn published(&self, volume: &Remote, path: &Path) -> Result<PathBuf, RemoteError> {
         if volume.mode == VolumeMode::Filesystem {
             return Ok(path.to_owned());
@@ -402,7 +403,7 @@ impl CsiPlugin {
         Places::new(&self.root, &volume.name)
     }
 
-    /// Where the data of a published volume lies.
+    /// Returns the directory with the data file of a published volume.
     fn data_dir(&self, volume: &Remote, path: &Path) -> Result<PathBuf, RemoteError> {
         if volume.mode == VolumeMode::Block {
             return Ok(self.places(volume).data());

@@ -16,18 +16,18 @@ use tokio::time::Instant;
 use super::registry::{Drivers, Refusal};
 use crate::types::blocking;
 
-/// How often everything is looked at, whatever the kernel tells of changes.
+/// Interval at which everything is listed, regardless of the kernel's notifications.
 const RESCAN: Duration = Duration::from_secs(10);
 /// Pauses before a plugin is tried again: the first and the longest; upstream's.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(122));
 /// Directories below the first that are looked into.
 const DEPTH: usize = 8;
 
-/// What makes a socket another one: file system, inode, time it was made.
+/// Identity of a socket: file system, inode, and its creation time.
 type Identity = (u64, u64, i64, i64);
 /// File system and inode of a directory.
 type DirIdentity = (u64, u64);
-/// What became of an attempt to register the plugin behind a socket.
+/// Result of an attempt to register the plugin behind a socket.
 type Attempt = (PathBuf, Identity, Result<String, Refusal>);
 
 /// See the module.
@@ -40,7 +40,7 @@ pub(super) struct Watch {
     watcher: Option<(RecommendedWatcher, DirIdentity)>,
     hint: mpsc::Sender<()>,
     hints: mpsc::Receiver<()>,
-    /// That the directory cannot be read or watched was told.
+    /// Set once an error of reading or watching the directory was logged.
     told: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What a volume says of its LUN, checked, with the secrets that a login takes.
+//! Checked parameters of a volume's LUN, with the secrets for a login.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -44,11 +44,11 @@ const MIN_PATHS: usize = 2;
 const MIN_ROUNDS: usize = 2;
 /// Rounds before a single path does; upstream's `maxAttachAttempts`.
 const MAX_ROUNDS: usize = 5;
-/// How long a device may take to appear after the login.
+/// Time that a device has to appear after the login.
 const APPEARING: Duration = Duration::from_secs(10);
-/// How often it is looked for.
+/// Poll interval of the device.
 const LOOK: Duration = Duration::from_millis(250);
-/// How long its name by `udev` is waited for before the kernel's will do.
+/// Time that `udev` has to name the device, before the kernel's name is used.
 const UDEV: Duration = Duration::from_secs(3);
 /// Exit codes of `iscsiadm`: there is such a session, or interface; there is none.
 const EXISTS: i32 = 15;
@@ -380,7 +380,7 @@ impl IscsiPlugin {
         Ok(())
     }
 
-    /// What need not succeed.
+    /// Runs a command that may fail.
     async fn tidy(&self, call: Call) {
         if let Err(error) = self.tools.succeed(call).await {
             tracing::warn!(%error, "iscsiadm does not tidy up");
@@ -593,7 +593,7 @@ impl IscsiPlugin {
     }
 }
 
-/// What a session is noted as.
+/// Returns the name of a session in [`Attached`].
 fn name_of(disk: &Disk, portal: &str) -> String {
     format!("session with {} through {portal}", disk.iqn)
 }

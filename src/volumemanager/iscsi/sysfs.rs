@@ -1,4 +1,4 @@
-//! What the kernel tells of iSCSI sessions and their disks, and the few things it is told. Blocking.
+//! Reads iSCSI sessions and their disks from the kernel, and changes a few settings of them. Blocking.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::volumemanager::disk;
 
-/// Where `/sys` and `/dev` are.
+/// Paths of `/sys` and `/dev`.
 #[derive(Clone, Debug)]
 pub(super) struct Machine {
     sys: PathBuf,
@@ -53,7 +53,7 @@ impl Machine {
         self.dev.join(name)
     }
 
-    /// Whether the kernel has the module for a transport.
+    /// Returns whether the kernel has the module for a transport.
     pub(super) fn has_transport(&self, transport: &str) -> bool {
         let transports = self.sys.join("class/iscsi_transport");
         transports.join(transport).exists()
@@ -144,7 +144,7 @@ impl Machine {
         names(&self.sys.join("block").join(multipath).join("slaves"))
     }
 
-    /// Whether a file system over several devices has any of these.
+    /// Returns whether a file system over several devices has any of these.
     fn is_in_btrfs(&self, devices: &BTreeSet<String>) -> io::Result<bool> {
         let all = self.sys.join("fs/btrfs");
         for id in names(&all)? {
@@ -180,8 +180,8 @@ impl Machine {
         Ok(found.map(|n| dir.join(n)))
     }
 
-    /// Whether a disk is mounted or swapped to, wholly or a partition of it, or something other than a multipath device
-    /// is made of it, or one of `links` leads to it.
+    /// Returns whether a disk is in use: it or a partition of it is mounted or used for swap, a device other than a
+    /// multipath device is built on it, or one of `links` leads to it.
     pub(super) fn is_used(&self, name: &str, links: &[PathBuf]) -> io::Result<bool> {
         let block = self.sys.join("block");
         let mut numbers = BTreeSet::new();

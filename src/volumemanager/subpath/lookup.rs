@@ -20,7 +20,7 @@ const SETGID: u32 = 0o2000;
 /// Permissions, set-user-ID, set-group-ID and sticky bit.
 const MODE_BITS: u32 = 0o7777;
 
-/// How names are looked up.
+/// Method of name lookups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lookup {
     /// By the kernel, below the volume's root; by hand where it cannot.
@@ -30,7 +30,7 @@ pub(super) enum Lookup {
     Hand,
 }
 
-/// What went wrong, without paths of the node.
+/// Error of a lookup, without paths of the node.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Trouble {
     #[error("the volume cannot be opened: {0}")]
@@ -106,7 +106,7 @@ fn names(path: &Path) -> Vec<&OsStr> {
         .collect()
 }
 
-/// What is there by these names; `None` when nothing is.
+/// Returns the file with these names; `None` if there is none.
 fn find(
     root: BorrowedFd<'_>,
     names: &[&OsStr],

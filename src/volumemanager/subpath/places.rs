@@ -1,4 +1,4 @@
-//! Where parts of volumes are bound to, and how they go.
+//! Paths of subPath mounts, and their removal.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -60,7 +60,7 @@ pub(super) fn prepare(
     Err(Trouble::Races)
 }
 
-/// Whether the file at a path, seen through what is mounted there, is this one.
+/// Returns whether the file at a path, seen through the mount there, is this one.
 fn is_same(target: &Path, wanted: &FileStat) -> Result<bool, Trouble> {
     let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let seen = match open(target, flags, Mode::empty()) {
@@ -139,7 +139,7 @@ fn unmount_places(dir: &Path) -> io::Result<usize> {
     }
 }
 
-/// What is mounted at a place, without the paths that only operators may know.
+/// Unmounts the mount at a place. The error has no paths that only operators may know.
 fn unmount(target: &Path, verb: &'static str) -> Result<(), Trouble> {
     match mounts::unmount_own(target) {
         Ok(_) => Ok(()),

@@ -338,7 +338,7 @@ fn what_is_mounted_elsewhere_stays_mounted_there() {
     assert!(!dir_of(&world.root(), &uid()).exists());
 }
 
-/// What somebody mounts at a place, and nowhere else, stays and is told: inside of it, over it, and beside it.
+/// A foreign mount inside, over or beside a place, and nowhere else, stays and is reported.
 #[tokio::test]
 async fn what_somebody_mounted_at_a_place_stays_and_keeps_it() {
     let none = None::<&str>;

@@ -1,4 +1,4 @@
-//! Where raw devices of drivers lie below `plugins/kubernetes.io/csi/volumeDevices`, as upstream has them (`csi_block`),
+//! Paths of drivers' raw devices below `plugins/kubernetes.io/csi/volumeDevices`, as upstream has them (`csi_block`),
 //! so that one of the two may take a node over from the other:
 //!
 //! - `staging/<volume>`: where the driver stages it;

@@ -15,7 +15,7 @@ use crate::volumemanager::mounts;
 
 const DATA: &str = "vol_data.json";
 
-/// What was found where a volume is to be published.
+/// State of the path where a volume is published.
 pub(super) struct Prepared {
     /// No driver was called for it before.
     pub(super) fresh: bool,

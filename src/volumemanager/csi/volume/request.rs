@@ -1,4 +1,4 @@
-//! What a driver is told of a volume and of the pod.
+//! Parts of requests to a driver that describe a volume and its pod.
 
 use k8s_openapi::api::core::v1::{Pod, SecretReference};
 use serde_json::{Map, Value, json};
@@ -15,7 +15,7 @@ use crate::volumemanager::remote::RemoteError;
 
 const TOKENS: &str = "csi.storage.k8s.io/serviceAccount.tokens";
 
-/// How the volume is used. `group` is set only for drivers that give it to the group themselves.
+/// Returns the use of the volume. `group` is set only for drivers that give the volume to the group themselves.
 pub(super) fn capability(
     volume: &Remote,
     csi: &Csi,
@@ -50,7 +50,7 @@ fn access_mode(modes: &[String], single_node_multi_writer: bool) -> Mode {
     }
 }
 
-/// Whether the agent gives the volume to the pod's group. Upstream: `supportsFSGroup`.
+/// Returns whether the agent gives the volume to the pod's group. Upstream: `supportsFSGroup`.
 pub(super) fn wants_group(volume: &Remote, csi: &Csi, group: Option<i64>) -> bool {
     if group.is_none() || volume.read_only || volume.mode == VolumeMode::Block {
         return false;
@@ -67,7 +67,7 @@ pub(super) fn wants_group(volume: &Remote, csi: &Csi, group: Option<i64>) -> boo
     }
 }
 
-/// What a driver is told of the pod that asks for it (`podInfoOnMount`).
+/// Returns the information about the pod that a driver gets with `podInfoOnMount`.
 pub(super) fn pod_info(pod: &Pod, ephemeral: bool) -> Pairs {
     let account = pod.spec_ref().service_account_name.clone();
     [

@@ -251,7 +251,7 @@ impl World {
         CsiPlugin::staging_path(self.dir.path(), "d.example", "handle-1")
     }
 
-    /// Where the manager has a volume published; its parent exists.
+    /// Returns the target at which the manager has a volume published; its parent exists.
     fn target(&self, staged: bool) -> Target {
         let path = self
             .dir
@@ -265,7 +265,7 @@ impl World {
         }
     }
 
-    /// What is left below a directory, files and directories.
+    /// Returns the files and directories that are left below a directory.
     fn left(&self, below: &str) -> Vec<String> {
         let mut found = Vec::new();
         let mut open = vec![self.dir.path().join(below)];
