@@ -108,7 +108,7 @@ pub trait AdminHooks: Send + Sync + 'static {
 pub struct AdminInfo {
     /// Version of the binary.
     pub version: String,
-    /// When the agent started.
+    /// Start time of the agent.
     pub started: Stamp,
     /// Status of the node's credentials; `None` without an API server.
     pub credentials: Option<Standing>,
@@ -138,7 +138,7 @@ pub struct Info {
     pub generation: u64,
     /// Node it serves.
     pub node: String,
-    /// When it started, RFC 3339.
+    /// Start time of the agent, RFC 3339.
     pub started: String,
     /// `ok`, or why the store refuses commits.
     pub store: String,

@@ -78,7 +78,7 @@ pub(super) async fn find(
 /// `is_new`: that store is another one than the record's in any case. Blocking; the caller holds the lock of the state
 /// directory.
 ///
-/// What cannot be read or written is logged: the store stays the node's then, and the next start tries again.
+/// Errors of reading and writing are logged. The store then stays in use, and the next start tries again.
 pub(super) fn claim(found: &Found, state_dir: &Path, is_new: bool, now: Stamp) -> Claimed {
     let Some(cluster) = &found.cluster else {
         return Claimed::default();

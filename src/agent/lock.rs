@@ -288,7 +288,7 @@ fn parse_holder(text: &str) -> Option<(i32, u64)> {
     Some((pid.parse().ok()?, start.parse().ok()?))
 }
 
-/// When the process started, in clock ticks since boot.
+/// Returns the start time of the process, in clock ticks since boot.
 fn start_time(pid: i32) -> Option<u64> {
     let process = procfs::process::Process::new(pid).ok()?;
     process.stat().ok().map(|stat| stat.starttime)

@@ -20,7 +20,7 @@ const AGAIN: Duration = Duration::from_secs(60);
 
 /// Returns once both file systems are there. Cancel-safe.
 ///
-/// What cannot be found out is logged and not waited for: the store stays the node's then.
+/// If a check fails, that is logged, and the start proceeds. The store then stays in use.
 pub(super) async fn wait(root_dir: &Path, state_dir: &Path, systemd: Systemd) {
     let mut reports = Reports::default();
     loop {

@@ -29,7 +29,7 @@ const RECORD: &str = "root-dir";
 /// that is opened next. Returns where the former store is, if there was one. Blocking; the caller holds the lock of
 /// the state directory.
 ///
-/// What cannot be read or written is logged: the store stays the node's then, and the next start tries again.
+/// Errors of reading and writing are logged. The store then stays in use, and the next start tries again.
 pub(super) fn claim(root_dir: &Path, state_dir: &Path, now: Stamp) -> Option<PathBuf> {
     let mut former = None;
     if let Err(error) = try_claim(root_dir, state_dir, now, &mut former) {

@@ -51,7 +51,7 @@ pub struct Credentials {
     unusable: Option<String>,
     /// Fingerprints of the files whose credentials are in use; empty if none are.
     taken: Seen,
-    /// When the exec plugin is run.
+    /// Schedule of the exec plugin.
     turns: Turns,
     /// The client certificate of the plugin with which connections are made now.
     installed: Option<Option<Identity>>,
@@ -61,7 +61,7 @@ pub struct Credentials {
     pace: Pace,
     /// It was said that the server is not verified.
     insecure_told: bool,
-    /// When the certificate is to be renewed, in seconds since 1970.
+    /// Time at which the certificate is renewed, in seconds since 1970.
     renewal: Option<i64>,
     failures: u32,
     /// Nothing is asked for before.

@@ -77,7 +77,7 @@ pub(super) fn bearer(token: &str) -> Option<HeaderValue> {
     Some(header)
 }
 
-/// When a certificate is good, in seconds since 1970.
+/// Validity of a certificate, in seconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Life {
     pub(super) from: i64,

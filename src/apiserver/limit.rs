@@ -11,7 +11,7 @@ pub(super) struct Limiter {
     interval: Duration,
     /// Time by which a request may precede its due time.
     ahead: Duration,
-    /// When the next request would go if none might go ahead.
+    /// Due time of the next request, without the allowance for requests ahead of it.
     due: Mutex<Instant>,
 }
 

@@ -76,7 +76,7 @@ pub(super) struct Given {
     /// The header with the token.
     pub(super) bearer: Option<HeaderValue>,
     pub(super) identity: Option<Identity>,
-    /// From when on it is not good any more, in seconds since 1970.
+    /// End of its validity, in seconds since 1970.
     pub(super) until: Option<i64>,
 }
 

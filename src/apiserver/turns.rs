@@ -1,5 +1,5 @@
-//! When an exec plugin is run: at the start, before what it gave runs out, and when the server refuses that; never
-//! twice at once, and ever more seldom while it does not help.
+//! Schedule of an exec plugin: it runs at the start, before its credentials expire, and when the server refuses them.
+//! It never runs twice at once, and less and less often while it does not help.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ const GOOD: Duration = Duration::from_secs(300);
 #[derive(Debug)]
 pub(super) struct Turns {
     wanted: bool,
-    /// When what it gave is replaced, in seconds since 1970.
+    /// Time at which its credentials are replaced, in seconds since 1970.
     renewal: Option<i64>,
     ran: Option<Instant>,
     /// Runs in a row that gave nothing good.

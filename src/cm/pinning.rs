@@ -138,7 +138,7 @@ impl Pinning {
     /// `resourceAllocator` and the topology manager's `Admit`.
     ///
     /// # Errors
-    /// Why the pod is refused.
+    /// The reason why the pod is rejected.
     pub fn place(&self, pod: &Pod, holds: impl Fn(&PodUid) -> bool) -> Result<Placement, Refusal> {
         let inner = &self.0;
         let is_aligned = inner.settings.topology != TopologyPolicy::None;

@@ -35,7 +35,7 @@ pub(super) struct Conflicts(BTreeMap<PodSource, Vec<Reported>>);
 #[derive(Debug)]
 struct Reported {
     duplicate: Duplicate,
-    /// When it is to be reported again.
+    /// Time of the next report.
     due: Instant,
 }
 

@@ -529,7 +529,7 @@ impl Watch {
         }
     }
 
-    /// When to try again to watch, while nothing is watched.
+    /// Returns the time of the next attempt to watch; `None` while a watch exists.
     fn retry_at(&self) -> Option<Instant> {
         self.retry_at
     }

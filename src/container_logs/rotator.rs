@@ -1,8 +1,8 @@
 //! Keeps the logs of running containers within `containerLogMaxSize` and `containerLogMaxFiles`. Upstream:
 //! `containerLogManager`.
 //!
-//! Which containers run is read from the store; each costs one `stat` every `containerLogMonitorInterval`. A log that is
-//! not there although its container runs was renamed by an agent that then crashed: the runtime is told to open it anew.
+//! The store knows the running containers; each costs one `stat` every `containerLogMonitorInterval`. If the log of a
+//! running container does not exist, an agent renamed it and then crashed: the runtime is asked to reopen it.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -24,10 +24,10 @@ use crate::store::Store;
 use crate::types::runtime::ContainerState;
 use crate::types::{Clock, ContainerId, blocking, causes};
 
-/// When logs are looked at first: by then the runtime has said what still runs.
+/// Delay of the first rotation. By then the runtime has reported which containers still run.
 const FIRST: Duration = Duration::from_secs(3);
 
-/// When logs are rotated.
+/// Limits that trigger a rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RotationPolicy {
     /// Size in bytes from which a log is rotated; `None` for never.

@@ -41,7 +41,7 @@ pub mod crash {
         },
         /// Not yet.
         Wait {
-            /// When it may start.
+            /// End of the back-off.
             until: Stamp,
             /// Current back-off.
             backoff: Duration,
@@ -87,7 +87,7 @@ pub mod image {
     /// A failure later than this after the last one begins anew.
     pub const RESET_AFTER: Duration = Duration::from_secs(600);
 
-    /// Until when no pull may be tried, or `None` when one may be tried now.
+    /// Returns the end of the back-off; `None` if a pull may be tried now.
     pub fn waiting(record: Option<BackoffRecord>, now: Stamp) -> Option<Stamp> {
         let record = record?;
         let until = record.since.plus(length(&record));

@@ -15,7 +15,7 @@ pub const MAX_SKEW: i64 = 300;
 /// 2025-01-01, in seconds since 1970: a clock that is before it was never set.
 pub const EARLIEST: i64 = 1_735_689_600;
 
-/// When a certificate is good, in seconds since 1970.
+/// Validity of a certificate, in seconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
     /// The first second.
@@ -78,7 +78,7 @@ pub struct Situation {
     pub time: Time,
     /// Identity that the node uses.
     pub client: Client,
-    /// When the certificate is to be renewed, in seconds since 1970; `None` when it is not renewed.
+    /// Time at which the certificate is renewed, in seconds since 1970; `None` if it is not renewed.
     pub renewal: Option<i64>,
     /// The bootstrap kubeconfig.
     pub bootstrap: Source,
@@ -140,7 +140,7 @@ pub struct Tried {
 pub struct Trouble {
     /// Name of the node.
     pub node: String,
-    /// When its certificate expired; `None` if it never had one.
+    /// Time at which its certificate expired; `None` if it never had one.
     pub expired: Option<i64>,
     /// The clocks.
     pub time: Time,

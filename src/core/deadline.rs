@@ -23,8 +23,8 @@ pub const REASON: &str = "DeadlineExceeded";
 /// Message that goes with [`REASON`].
 pub const MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
 
-/// When the time of a pod that was started at `started` is over. `None` = it has no deadline, or was not started.
-/// A sync is due at that moment.
+/// Returns the end of the time of a pod that was started at `started`, when a sync is due. `None` if it has no
+/// deadline, or was not started.
 pub fn due(pod: &Pod, started: Option<Stamp>) -> Option<Stamp> {
     let seconds = pod.spec_ref().active_deadline_seconds?;
     let allowed = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));

@@ -53,9 +53,9 @@ pub struct Unused {
     pub id: String,
     /// In bytes.
     pub size: u64,
-    /// When it was first seen on this node.
+    /// First time that it was seen on this node.
     pub first_seen: Stamp,
-    /// When it was last in use; the same as `first_seen` for one that never was.
+    /// Time of the last use; the same as `first_seen` for an image that was never used.
     pub last_used: Stamp,
 }
 
@@ -99,7 +99,7 @@ pub fn next_due(images: &[Unused], policy: &Policy, now: Stamp) -> Option<Durati
     images.iter().map(left).min()
 }
 
-/// When an image was first seen and last used.
+/// First sight and last use of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ages {
     /// First seen.

@@ -23,7 +23,7 @@ pub const ANNOTATION: &str = "holdfast.io/offline-start";
 /// of the pod's namespace; `None` when there is no record.
 ///
 /// # Errors
-/// Why the pod waits, for a human.
+/// The reason why the pod waits, for a human.
 pub fn may_start(
     pod: &Pod,
     policy: OfflineStart,

@@ -177,7 +177,7 @@ pub type MoreHints<'a> = &'a dyn Fn(Option<&Container>) -> Vec<Hints>;
 /// have. Upstream: the topology manager's `Admit`.
 ///
 /// # Errors
-/// Why the pod is refused.
+/// The reason why the pod is rejected.
 pub fn place(
     pod: &Pod,
     settings: &Settings,

@@ -32,7 +32,7 @@
 //! main container starts before every init container has completed, and every sidecar has started, in the
 //! sandbox it starts in; an action list that was cut off at any point is completed by computing it again.
 //!
-//! Where this is stricter than upstream: with policy Never a container in state Unknown is killed and not
+//! Stricter than upstream: with policy Never a container in state Unknown is killed and not
 //! started again, since it may have run; a created container that was never started is started instead of
 //! a second one being made; a container that is killed for a probe is started again in the same list only
 //! when its policy is not Never, its restart rules are asked when its exit code is known.

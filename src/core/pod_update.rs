@@ -66,7 +66,7 @@ pub struct LeftManifest {
     pub name: String,
     /// File path or URL.
     pub origin: String,
-    /// When it went away.
+    /// Time of its removal.
     pub at: Stamp,
 }
 

@@ -55,7 +55,7 @@ impl ProbeResult {
     }
 }
 
-/// When and how often to probe, with the API server's defaults.
+/// Timing and thresholds of a probe, with the API server's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeSpec {
     /// From the start of the container to its first probe.
@@ -223,7 +223,7 @@ impl ProbeState {
         self.result
     }
 
-    /// When the newest probe that counts ran.
+    /// Returns the time of the newest probe that counts.
     pub fn at(&self) -> Option<Stamp> {
         self.at
     }

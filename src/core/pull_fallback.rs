@@ -1,4 +1,4 @@
-//! When a container starts from the image it ran with before, because the registry does not answer.
+//! Decides whether a container starts from the image of its previous attempt, because the registry does not answer.
 //!
 //! **Invariant:** whatever the registry says is an answer, also that it refuses. An error that is not known counts as
 //! an answer.

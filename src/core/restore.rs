@@ -100,7 +100,7 @@ pub struct RestoredPod {
     pub confirmed: bool,
     /// Reason for which it is not started before the API server has answered in this boot.
     pub held: Option<String>,
-    /// When it is due; `None` = at once, or never for finished pods.
+    /// Time of the next sync; `None` = at once, or never for finished pods.
     pub due: Option<Stamp>,
     /// State after the restore.
     pub outcome: Outcome,

@@ -152,13 +152,13 @@ fn period(group: &PriorityPeriod) -> Duration {
 /// A shutdown on record, in table `objects`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ShutdownRecord {
-    /// When it began.
+    /// Start of the shutdown.
     pub begun: Stamp,
-    /// When the last group's time is over.
+    /// End of the last group's time.
     pub deadline: Stamp,
-    /// When the last group had ended.
+    /// Time at which the last group had ended.
     pub ended: Option<Stamp>,
-    /// When it was cancelled.
+    /// Time of the cancellation.
     pub cancelled: Option<Stamp>,
     /// Ordered by `holdfast drain-local`, so only that cancels it.
     #[serde(default)]

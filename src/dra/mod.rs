@@ -200,7 +200,7 @@ impl DraManager {
     /// the background. Of several instances the newest connected one is called. Upstream: `DRAPluginManager.RegisterPlugin`.
     ///
     /// # Errors
-    /// Why it is refused, in words for the driver.
+    /// The reason for the refusal, in words for the driver.
     pub async fn register(
         &self,
         driver: &str,

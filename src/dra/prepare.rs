@@ -45,7 +45,7 @@ impl DraManager {
     /// asked.
     ///
     /// # Errors
-    /// Why the pod cannot start yet. What was prepared stays on record, and is unprepared with the pod.
+    /// The reason why the pod cannot start yet. Claims prepared so far stay recorded, and are unprepared with the pod.
     pub async fn prepare(&self, pod: &Pod, in_sandbox: bool) -> Result<(), DraError> {
         if claims::references(pod).is_empty() {
             return Ok(());
@@ -69,7 +69,7 @@ impl DraManager {
     /// Ends the use of its claims by a pod whose containers have stopped. Claims that no other pod uses are unprepared.
     ///
     /// # Errors
-    /// What is still on record and to be tried again.
+    /// The claims that are still recorded, to be retried.
     pub async fn unprepare(&self, pod: &PodUid) -> Result<(), DraError> {
         self.shared().waiting.remove(pod);
         let _of_pod = self.turn_of(pod).await;

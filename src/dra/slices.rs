@@ -31,7 +31,7 @@ const DELETE: Duration = Duration::from_secs(30);
 /// Drivers that are away.
 #[derive(Default)]
 pub(super) struct Wipes {
-    /// When their slices are deleted, and the pause after that fails.
+    /// Time at which their slices are deleted, and the pause after a failure.
     pub(super) due: BTreeMap<String, (Instant, Duration)>,
 }
 

@@ -46,7 +46,7 @@ pub(super) struct Keeper {
     rooms: HashSet<Option<PodRef>>,
     /// Records that say nothing.
     damaged: Vec<Change>,
-    /// So many objects and pods may be on record until the oldest are looked for.
+    /// Numbers of recorded objects and pods from which on the oldest are removed.
     look_at: (usize, usize),
 }
 

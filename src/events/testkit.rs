@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::types::{BootId, Event, EventType, PodRef, Stamp};
 
-/// So many seconds after the boot, which was when time began.
+/// Returns the stamp of that many seconds after the boot, when the test's time begins.
 pub(super) fn at(seconds: i64) -> Stamp {
     Stamp {
         boot: BootId(1),

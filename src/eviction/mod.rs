@@ -69,7 +69,7 @@ pub struct Eviction {
 /// A pod that was evicted and has not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Evicting {
-    /// Since when it is being stopped; once its containers have ended, since then.
+    /// Start of its stop; once its containers have ended, the time of their end.
     pub since: Stamp,
     /// Its grace period; 0 once its containers have ended.
     pub grace_seconds: i64,

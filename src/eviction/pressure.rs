@@ -115,9 +115,9 @@ pub struct NodePressure {
     signals: Signals,
     /// The record for operators.
     report: Report,
-    /// When the last attempt for a signal ended without an eviction.
+    /// Time of the last attempt for each signal that ended without an eviction.
     acted: HashMap<Signal, Stamp>,
-    /// When the event of a threshold was last emitted.
+    /// Time of the last event for each threshold.
     told: HashMap<Signal, Stamp>,
     /// The removal of garbage that is under way.
     removal: Option<(Waste, JoinSet<bool>)>,
@@ -127,7 +127,7 @@ pub struct NodePressure {
     evicting: Vec<Evicting>,
     /// The last eviction, until its pod is on its way out.
     ordered: Option<(PodUid, Evicting)>,
-    /// When the last eviction was found to have ended.
+    /// Time at which the last eviction was found to have ended.
     settled: Option<Stamp>,
 }
 

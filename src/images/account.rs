@@ -106,7 +106,7 @@ impl TokenMode {
     /// Checks `tokenAttributes` of a program of `api_version`. Upstream: `validateCredentialProviderConfig`.
     ///
     /// # Errors
-    /// What is wrong, with the field.
+    /// The invalid field, with the reason.
     pub(super) fn new(attributes: TokenAttributes, api_version: &str) -> Result<Self, String> {
         let wrong = |what: &str| Err(format!("tokenAttributes{what}"));
         if api_version != VERSION {
@@ -155,7 +155,7 @@ impl TokenMode {
     /// Returns what the program is given for `pod`; `None` when it is not for this pod.
     ///
     /// # Errors
-    /// Why the service account or its token cannot be had.
+    /// The reason why the service account or its token is not available.
     pub(super) async fn give(
         &self,
         pod: Option<&Pod>,
@@ -185,7 +185,7 @@ impl TokenMode {
     /// the account lacks a required annotation.
     ///
     /// # Errors
-    /// Why the service account cannot be had.
+    /// The reason why the service account is not available.
     pub(super) async fn opted_in(
         &self,
         pod: Option<&Pod>,

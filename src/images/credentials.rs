@@ -164,7 +164,7 @@ impl Answer {
     /// Reads a `CredentialProviderResponse` of `api_version`.
     ///
     /// # Errors
-    /// What is wrong with it, without its content.
+    /// The error in it, without its content.
     pub(super) fn parse(output: &[u8], api_version: &str) -> Result<Self, String> {
         let response: Response = serde_json::from_slice(output).or_else(|error| {
             // Upstream's decoder takes nulls, and YAML.
@@ -206,7 +206,7 @@ impl Answer {
     /// Checks that the token that the program was given is no password, unless it may be.
     ///
     /// # Errors
-    /// What to configure instead.
+    /// The setting to use instead.
     fn check_echo(&self, given: &Given) -> Result<(), String> {
         let token = given.token.as_ref().filter(|_| !given.may_echo);
         if token.is_some_and(|token| self.keyring.has_password(token)) {
@@ -618,7 +618,7 @@ impl Provider {
     /// Runs the program and returns its standard output. Dropping the future kills it with all that it has started.
     ///
     /// # Errors
-    /// What went wrong, and what the program said of it.
+    /// The failure, and the program's error output.
     async fn run(
         &self,
         repository: &str,

@@ -46,7 +46,7 @@ pub struct ImageError {
     pub reason: ImageErrorReason,
     /// `state.waiting.message`.
     pub message: String,
-    /// When the back-off ends, if one is in force.
+    /// End of the back-off, if there is one.
     pub retry_at: Option<Stamp>,
     /// The record of this could not be committed.
     #[source]

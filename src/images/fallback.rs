@@ -55,7 +55,7 @@ pub(super) struct Outages {
 #[derive(Clone, Copy, Debug)]
 struct Outage {
     since: Instant,
-    /// When it was last asked, or a question failed.
+    /// Time of the last request, or of its failure.
     last: Instant,
     /// True if the newest request is observed while it runs, so that an answer would be noticed.
     is_watched: bool,

@@ -327,7 +327,7 @@ impl Entry {
     /// The login; `None` if it is not UTF-8.
     ///
     /// # Errors
-    /// What makes it no login, without its content.
+    /// The reason why it is not a login, without its content.
     fn decode(self) -> Result<Option<Credentials>, &'static str> {
         if let Some(auth) = self.auth.filter(|a| !a.is_empty()) {
             let text = auth.replace(['\r', '\n'], "");

@@ -105,7 +105,7 @@ pub(super) fn parse<P>(
 /// Reads as [`parse`] does, and takes every entry that can be used.
 ///
 /// # Errors
-/// Why the file has no entries at all.
+/// The reason why the file has no entries at all.
 pub(super) fn parse_each<P>(
     path: &Path,
     text: &str,

@@ -3,7 +3,7 @@
 //! Comes in: the records of the earlier boot, failures of containers. Goes out: RemoveImage, and a pull or an import
 //! that unpacks anew. What is a suspect is decided in `core::images`.
 //!
-//! How a suspect is removed is in `heal`, when images are looked at in `rounds`.
+//! `heal` removes suspects, `rounds` schedules the checks of images.
 //!
 //! **Invariant:** every step can be made again: what was begun in another life is found by the records, and an image that
 //! was removed is brought again.

@@ -1,7 +1,7 @@
-//! When images are looked at that no pod waits for, and what was removed is brought again.
+//! Loops that check images that no pod waits for, and that pull or import removed images again.
 //!
-//! Archives, suspects and what is owed each have a loop of their own: an import, a question to a registry or a pull that hangs
-//! keeps none of the others waiting.
+//! Archives, suspects and pending repairs have a loop of their own each. An import, a registry request or a pull that
+//! hangs delays none of the others.
 
 use std::collections::HashSet;
 use std::sync::{Arc, PoisonError};

@@ -1,6 +1,6 @@
 //! The configuration in force, written as the file that says the same.
 //!
-//! What is secret is left out: the values of `staticPodURLHeader`, and a user with a password in `staticPodURL`.
+//! Secrets are left out: the values of `staticPodURLHeader`, and a user with a password in `staticPodURL`.
 //! Everything else reads back as it was.
 
 use std::fmt;
@@ -95,7 +95,7 @@ fn merge(out: &mut Map<String, Value>, more: &Map<String, Value>) {
     }
 }
 
-/// So many values that are not shown.
+/// Returns a placeholder for each value.
 pub(super) fn hidden(values: &[String]) -> Value {
     json!(vec![REDACTED; values.len()])
 }

@@ -458,10 +458,10 @@ fn is_old_link(ctx: &NodeContext, pods: &[PodFiles], name: &str) -> bool {
             .is_ok_and(|target| owners.any(|pod| pod.knows_log(ctx, &target)))
 }
 
-/// When the directory of the links last changed; `None` when there is none. Blocking.
+/// Returns the time of the last change of the directory of links; `None` if it does not exist. Blocking.
 ///
 /// # Errors
-/// When it cannot be looked at.
+/// When its metadata cannot be read.
 pub fn links_changed(ctx: &NodeContext) -> Result<Option<SystemTime>, LogError> {
     let root = &ctx.container_log_root;
     match fs::metadata(root).and_then(|found| found.modified()) {

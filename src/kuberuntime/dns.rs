@@ -96,7 +96,7 @@ pub struct ResolvConf {
 pub struct Changed {
     /// Last change of the file.
     pub file_ms: i64,
-    /// Begin of the boot by the clock of that moment, if it is known.
+    /// Start of the boot by the clock of that moment, if it is known.
     pub boot_ms: Option<i64>,
 }
 
@@ -173,7 +173,7 @@ pub struct Unfilled(Arc<Mutex<Filling>>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Filling {
-    /// Since when the file names no server.
+    /// Start of the time in which the file names no server.
     since: Option<Stamp>,
     /// It has named one.
     was_filled: bool,

@@ -91,7 +91,7 @@ fn is_printable(c: char) -> bool {
 /// as a whole, else what the node has to give; any other amount that is not set is 0. `own` is the container that asks, if one does.
 ///
 /// # Errors
-/// What is wrong with the reference, and what to write instead.
+/// The error in the reference, and the remedy.
 pub fn resource_field(
     pod: &Pod,
     own: Option<&Container>,

@@ -16,7 +16,7 @@ use crate::types::ContainerId;
 /// Lifetime that remains for a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
-    /// As long as both sides like.
+    /// Until one of its sides ends it.
     TheyEnd,
     /// The container or sandbox has ended. The stream stays open while a client reads the remaining data.
     Delivered,

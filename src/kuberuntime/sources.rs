@@ -56,7 +56,7 @@ pub struct PodToken {
     pub token: String,
     /// It has expired, and no newer one can be had.
     pub stale: bool,
-    /// When it expires, in milliseconds since the Unix epoch.
+    /// Expiry, in milliseconds since the Unix epoch.
     pub expires_ms: i64,
 }
 

@@ -213,7 +213,7 @@ impl World {
             .collect()
     }
 
-    /// When the last shutdown began and ended by the metrics, in whole seconds.
+    /// Returns start and end of the last shutdown from the metrics, in whole seconds.
     fn shown(&self) -> (f64, f64) {
         let metrics = &self.metrics;
         (

@@ -44,7 +44,7 @@ pub(super) struct StatusTask {
     checkpoint: Checkpoint,
     pub(super) facts: watch::Receiver<Option<Facts>>,
     pub(super) report: Report,
-    /// When the newest report was made.
+    /// Time of the newest report.
     pub(super) reported: Option<Stamp>,
     /// Longest time between two reports.
     interval: Duration,

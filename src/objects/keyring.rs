@@ -120,7 +120,7 @@ impl Key {
         self.id
     }
 
-    /// When it was made, as the file says.
+    /// Returns the time of its creation, as written in the file.
     pub fn created(&self) -> &str {
         &self.created
     }

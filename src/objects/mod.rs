@@ -118,7 +118,7 @@ pub struct ObjectChange {
 pub struct Token {
     /// The token; never logged.
     pub token: String,
-    /// When it expires, milliseconds since the Unix epoch.
+    /// Expiry, in milliseconds since the Unix epoch.
     pub expires_ms: i64,
     /// It has expired and could not be replaced: the API server does not answer.
     pub stale: bool,
@@ -184,7 +184,7 @@ struct Tables {
     users: HashMap<ObjectKey, BTreeSet<PodUid>>,
     watches: HashMap<ObjectKey, Watch>,
     services: Option<ServiceWatch>,
-    /// As long as a pod mounts any.
+    /// Watch of trust anchors, while a pod mounts any.
     trust: Option<TrustWatch>,
     tokens: TokenEntries,
     certificates: Entries,

@@ -40,7 +40,7 @@ const DEADLINE_WITHOUT: Duration = Duration::from_secs(10);
 /// First and longest pause after a failed request when there is a token to fall back on.
 const RETRY_MIN: Duration = Duration::from_secs(10);
 const RETRY_MAX: Duration = Duration::from_secs(300);
-/// When a change that nobody acted on is told again.
+/// Time after which a change is reported again if no sync has followed.
 const TELL_AGAIN: Duration = Duration::from_secs(60);
 
 /// A token as it is kept and recorded. Wiped when it is dropped.

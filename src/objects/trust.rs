@@ -23,9 +23,9 @@ const PLURAL: &str = "clustertrustbundles";
 const GROUP: &str = "certificates.k8s.io";
 /// Newest first.
 const VERSIONS: [&str; 3] = ["v1", "v1beta1", "v1alpha1"];
-/// Begin of the keys of records.
+/// Start of the keys of records.
 pub(super) const RECORDS: &str = "clustertrustbundles//";
-/// When it is looked again whether the API server has them by now.
+/// Pause before the next check whether the API server supports them.
 const LOOK_AGAIN: Duration = Duration::from_secs(300);
 
 /// Value that readers get.

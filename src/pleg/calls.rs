@@ -45,7 +45,7 @@ pub(super) enum Answer {
 /// A call that was answered or takes long.
 pub(super) struct Turn {
     pub(super) ask: Ask,
-    /// When it began.
+    /// Start of the call.
     pub(super) as_of: Instant,
     /// True if the delay was already reported.
     pub(super) late: bool,

@@ -134,7 +134,7 @@ pub struct Pleg {
     retry: BTreeMap<PodUid, Instant>,
     agenda: Agenda,
     calls: Calls,
-    /// When everything is listed next. A list for many requests changes nothing about it.
+    /// Time of the next list of all pods. A list for many requests does not change it.
     next_relist: Option<Instant>,
     evented_period: Duration,
     last_relist: Option<Instant>,

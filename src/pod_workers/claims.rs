@@ -45,7 +45,7 @@ pub(super) async fn unprepare(context: &WorkerContext, pod: &PodUid) -> Result<(
 /// Returns the CDI devices that a container has by its pod's claims.
 ///
 /// # Errors
-/// Why it cannot start.
+/// The reason why it cannot start.
 pub(super) fn granted(
     context: &WorkerContext,
     pod: &Pod,

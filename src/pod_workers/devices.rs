@@ -153,7 +153,7 @@ async fn reject(
 /// Returns what a container gets with its devices and claims, after the plugins of its devices were told that it starts.
 ///
 /// # Errors
-/// Why it cannot start.
+/// The reason why it cannot start.
 pub(super) async fn granted(
     context: &WorkerContext,
     pod: &Pod,

@@ -127,7 +127,7 @@ impl From<CommitError> for StepError {
 pub(super) struct Executed {
     /// Containers that could not be started, with the reason for their Waiting state.
     pub(super) failures: BTreeMap<String, StartFailure>,
-    /// When the earliest of them may be tried again.
+    /// Earliest time at which one of them may be tried again.
     pub(super) retry_at: Option<Stamp>,
     /// Every container that was to be started was started.
     pub(super) started_all: bool,

@@ -22,7 +22,7 @@ pub(super) struct ImageVolumeError {
     pub(super) reason: String,
     /// `state.waiting.message`.
     pub(super) message: String,
-    /// When a back-off ends, if one is in force.
+    /// End of the back-off, if there is one.
     pub(super) retry_at: Option<Stamp>,
     /// True if an event already reported it.
     pub(super) told: bool,

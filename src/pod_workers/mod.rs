@@ -1,8 +1,8 @@
 //! Layer 5: one task per pod, which drives its pod through Sync → Terminating → Terminated → Finished.
 //! Upstream: `podWorkers`.
 //!
-//! What comes in are updates from the sync loop ([`PodWorkers::update`]), which never waits; what goes out
-//! are effects on the runtime, statuses, and due times in the work queue. A newer update replaces one that
+//! Input: updates from the sync loop ([`PodWorkers::update`]), which never waits. Output: effects on the runtime,
+//! statuses, and due times in the work queue. A newer update replaces one that
 //! is still pending.
 //!
 //! **Invariant:** a worker acts on a phase only after the record that says so is committed; a phase that

@@ -28,7 +28,7 @@ pub(super) struct Prepared {
 /// Makes the parts of volumes ready that a container mounts, and looks up what else its mounts depend on.
 ///
 /// # Errors
-/// What to tell when a mount cannot be had; the container then waits with `CreateContainerConfigError`.
+/// The message for a mount that is not available; the container then waits with `CreateContainerConfigError`.
 pub(super) async fn prepare(
     context: &WorkerContext,
     pod: &Pod,

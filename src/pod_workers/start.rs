@@ -246,7 +246,7 @@ fn others_show(pod: &Pod, container: &Container, status: &PodStatus) -> bool {
 /// attempt was recorded before: what was written since is kept.
 ///
 /// # Errors
-/// Why the file cannot be had, and what to do.
+/// The reason why the file is not available, and the remedy.
 pub(super) async fn clear_message(
     context: &WorkerContext,
     job: &Job,
@@ -289,7 +289,7 @@ pub(super) fn refused(pod: &Pod, spec: &ContainerSpec<'_>) -> Option<String> {
 /// The running container whose PID namespace an ephemeral container asks for.
 ///
 /// # Errors
-/// What to tell when it does not run.
+/// The message for a container that does not run.
 pub(super) fn target_of(
     status: &PodStatus,
     spec: &ContainerSpec<'_>,

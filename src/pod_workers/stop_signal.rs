@@ -12,7 +12,7 @@ const FIRST: [(&str, (u32, u32)); 2] = [("containerd", (2, 3)), ("cri-o", (1, 33
 /// Checks that the runtime can stop a container with the signal that its spec asks for.
 ///
 /// # Errors
-/// What keeps the container from being made, and what to do about it.
+/// The reason why the container cannot be created, and the remedy.
 pub(super) async fn check(context: &WorkerContext, container: &Container) -> Result<(), String> {
     let lifecycle = container.lifecycle.as_ref();
     let Some(signal) = lifecycle.and_then(|l| l.stop_signal.as_deref()) else {

@@ -228,7 +228,7 @@ pub(super) struct StepOutcome {
     pub(super) done: bool,
     /// The runtime was changed, or its status may be too old: the next step wants a newer one.
     pub(super) acted: bool,
-    /// When to look again.
+    /// Outcome, which determines the time of the next sync.
     pub(super) requeue: SyncOutcome,
 }
 

@@ -1,5 +1,5 @@
 //! The messages of `k8s.io/kubelet/pkg/apis/podresources`, v1 and v1alpha1: field numbers and types are the protocol.
-//! What v1alpha1 has is a part of v1, so its answers are those of v1 cut down.
+//! v1alpha1 is a subset of v1, so its answers are reduced ones of v1.
 
 use prost::Message;
 

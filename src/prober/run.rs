@@ -41,9 +41,9 @@ const MESSAGE_LIMIT: usize = 1024;
 /// A run that is over.
 struct Landed {
     job: Job,
-    /// When it began, on the agent's clocks.
+    /// Start of the run, on the agent's clocks.
     at: Stamp,
-    /// When it was due.
+    /// Due time of the run.
     due: Instant,
     took: Duration,
     outcome: Result<Raw, String>,
@@ -74,7 +74,7 @@ struct Flight {
     withdrawn: bool,
 }
 
-/// When a probe is to be run.
+/// Due time of a probe.
 #[derive(Clone, Copy)]
 struct Due {
     at: Instant,
@@ -249,7 +249,7 @@ impl Task<'_> {
         self.turns(lane).wait(pod, id);
     }
 
-    /// When the oldest run that is not slow yet will be. Forgets those that have ended.
+    /// Returns the time at which the oldest run that is not slow yet becomes slow. Forgets those that have ended.
     fn slow_at(&mut self) -> Option<Instant> {
         while let Some((began, id)) = self.young.front().copied() {
             let flight = self.busy.get(&id).and_then(|busy| busy.flight.as_ref());

@@ -154,7 +154,7 @@ impl RemoteFigures {
         mounted.iter().filter_map(figures).collect()
     }
 
-    /// When waiting for the last of those ends that were asked a moment ago; `None` when there is none.
+    /// Returns the end of the wait for the volumes that were asked a moment ago; `None` if there are none.
     fn waits_until(&self, keys: &[(PodUid, String)]) -> Option<Instant> {
         let (known, now) = (self.known(), Instant::now());
         let until = keys.iter().filter_map(|key| {

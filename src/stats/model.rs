@@ -24,7 +24,7 @@ pub enum Depth {
 /// One measurement of the node with everything on it.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
-    /// When it was taken.
+    /// Time of the sample.
     pub at_ms: i64,
     /// The node.
     pub node: NodeUsage,
@@ -82,7 +82,7 @@ impl Snapshot {
 pub struct NodeUsage {
     /// Its name.
     pub name: String,
-    /// When the machine was started.
+    /// Boot time of the machine.
     pub boot_ms: i64,
     /// The machine as a whole.
     pub usage: Usage,
@@ -109,7 +109,7 @@ pub struct NodeUsage {
 pub struct SystemUsage {
     /// `kubelet`, `runtime` or `pods`.
     pub name: &'static str,
-    /// When it was started.
+    /// Start time.
     pub start_ms: i64,
     /// Its cgroup; empty when it has none of its own.
     pub cgroup: String,
@@ -128,7 +128,7 @@ pub struct PodUsage {
     pub namespace: String,
     /// The pod, when a source wants it.
     pub pod: Option<Arc<Pod>>,
-    /// When its sandbox was made.
+    /// Creation time of its sandbox.
     pub start_ms: i64,
     /// Its cgroup; empty when it has none of its own.
     pub cgroup: String,
@@ -153,7 +153,7 @@ pub struct ContainerUsage {
     pub name: String,
     /// Image as the pod names it.
     pub image: String,
-    /// When it was started.
+    /// Start time.
     pub start_ms: i64,
     /// Its cgroup; empty when it was not found.
     pub cgroup: String,
@@ -164,7 +164,7 @@ pub struct ContainerUsage {
 /// Usage of a group of processes. A field is `None` if the kernel does not report it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Usage {
-    /// When it was read.
+    /// Time of the reading.
     pub at_ms: i64,
     /// Processor time.
     pub cpu: Option<Cpu>,
@@ -350,7 +350,7 @@ pub struct Traffic {
 /// A file system, or a part of one: `used` is that part's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fs {
-    /// When it was measured.
+    /// Time of the measurement.
     pub at_ms: i64,
     /// The device it is on; empty when unknown.
     pub device: String,

@@ -25,7 +25,7 @@ impl Default for Proc {
 /// Facts that the machine reports about itself.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Machine {
-    /// When it was started, milliseconds since the Unix epoch.
+    /// Boot time, in milliseconds since the Unix epoch.
     pub boot_ms: i64,
     /// CPU, memory, swap, pressure of all of it.
     pub usage: Usage,
@@ -40,7 +40,7 @@ pub struct Machine {
 /// One process.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Process {
-    /// When it was started, milliseconds since the Unix epoch.
+    /// Start time, in milliseconds since the Unix epoch.
     pub start_ms: i64,
     /// Processor time in nanoseconds: user space, kernel.
     pub cpu_ns: (u64, u64),

@@ -39,7 +39,7 @@ struct Waiting {
     /// `None`: until it is woken or the next catch-up.
     due: Option<Instant>,
     failures: u32,
-    /// Until when it is waited for, see [`HOLD`].
+    /// End of the wait for it, see [`HOLD`].
     held: Option<Instant>,
     /// A change is no reason to try sooner: the server has trouble.
     backing_off: bool,
@@ -172,7 +172,7 @@ impl Queue {
         }
     }
 
-    /// When [`Queue::start`] has something next, if nothing happens before.
+    /// Returns the time at which [`Queue::start`] has something to do next, if nothing happens before.
     pub(super) fn next_due(&self) -> Option<Instant> {
         if self.busy.len() >= if self.down { 1 } else { IN_FLIGHT } {
             return None;

@@ -95,7 +95,7 @@ pub struct BackupMeta {
     /// Key of the newest journal record, empty without one. With `epoch` it orders backups and stores of
     /// one node without trusting a clock.
     pub last_journal: String,
-    /// When it was taken.
+    /// Time of the backup.
     pub taken: Stamp,
     /// Version of the snapshot, of the process that took it.
     pub version: Version,

@@ -14,7 +14,7 @@
 //! **Invariant:** after a failed write nothing is committed until the disk has been read again.
 //! **Invariant:** what is queued is bounded, whatever the disk does, see [`StoreOptions::queue_limit`].
 //!
-//! Where what is: [`codec`] is the format on disk, [`backend`] the engines, `request` its queue, `writer` the group commit and
+//! The parts: [`codec`] is the format on disk, [`backend`] the engines, `request` its queue, `writer` the group commit and
 //! `recovery` the way out of the degraded mode, `paced` the writer of simulations, `shared` what the writer and the handles share, `receipt` the receipts, `health` errors and health,
 //! `handle` what callers hold, [`mounts`] what is on record of the file systems that directories are on.
 

@@ -2,7 +2,7 @@
 //!
 //! On disk: `<state-dir>/mounts/<directory>` has the path and the file system of a directory, as JSON, and
 //! `<directory>.accepted` the file system that an operator has declared to be the right one (`holdfast store new-disk`).
-//! What is known of the state directory itself is in the root directory. `core::mounts` decides what follows.
+//! The record of the state directory itself is in the root directory. `core::mounts` decides what follows.
 //!
 //! **Invariant:** nothing is written to a directory that may be missing its file system, and nothing is recorded of it.
 

@@ -130,7 +130,7 @@ pub struct StartIntent {
     pub hash: String,
     /// Reason for the start, for the journal.
     pub why: String,
-    /// When it was decided.
+    /// Time of the decision.
     pub at: Stamp,
 }
 

@@ -362,11 +362,11 @@ async fn collect(
 struct FilesSeen {
     /// The files of all pods were compared since the agent was started.
     all: bool,
-    /// When the directory of the links had changed last.
+    /// Time of the last change of the directory of links.
     links: Option<SystemTime>,
     /// Pods that are checked again in the next sweep: a start of theirs had neither a container nor an end.
     unsettled: BTreeSet<PodUid>,
-    /// When links were last compared with the logs that they lead to.
+    /// Time of the last comparison of the links with their logs.
     dead_links: Option<tokio::time::Instant>,
 }
 

@@ -57,7 +57,7 @@ fn is_of_first(certified: &CertifiedKey) -> bool {
 /// Verifies the certificate of a peer that rustls has refused: that it is one of `trusted`, or was signed by one of them.
 ///
 /// # Errors
-/// Why it is not good.
+/// The reason why it is not valid.
 pub fn verify(
     certificate: &[u8],
     trusted: &[CertificateDer<'static>],

@@ -47,8 +47,8 @@ impl PodRef {
 pub struct Event {
     /// The pod, or `None` for the node.
     pub pod: Option<PodRef>,
-    /// When the event is about one container: its name, or for one that is not a main container its path, like
-    /// `spec.initContainers{name}`.
+    /// Container that the event is about, if it is about one: its name, or for one that is not a main container its
+    /// path, like `spec.initContainers{name}`.
     pub container: Option<String>,
     /// Normal or Warning.
     pub kind: EventType,

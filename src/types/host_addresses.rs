@@ -107,7 +107,7 @@ impl HostAddresses {
     /// up, the address found last stays, as long as the machine has it. Upstream: `NodeAddress`, `validateNodeIP`.
     ///
     /// # Errors
-    /// Why there are none: no address that stands out, or a given address that this machine does not have.
+    /// No address stands out, or this machine does not have a given address.
     pub fn find(&self) -> Result<Vec<IpAddr>, String> {
         let mut known = self.known();
         match &self.0.source {

@@ -99,9 +99,9 @@ pub(super) struct Introduction {
     pending: Option<Introducer>,
     /// Last message, without its variable parts, and its time.
     said: Option<(String, Stamp)>,
-    /// When the lifeline was checked.
+    /// Time of the last check of the lifeline.
     checked: Option<Stamp>,
-    /// Since when the certificate is waited for to become valid.
+    /// Start of the wait for the certificate to become valid.
     early: Option<Stamp>,
 }
 

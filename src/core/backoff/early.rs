@@ -74,7 +74,7 @@ pub struct Cause {
     pub id: String,
     /// Description of the event, as a clause.
     pub text: String,
-    /// When it was observed.
+    /// Time of the observation.
     pub at: Stamp,
 }
 
@@ -119,7 +119,7 @@ pub struct End {
     pub cause: String,
     /// Description of the event.
     pub text: String,
-    /// When it ended.
+    /// Time of its end.
     pub at: Stamp,
 }
 

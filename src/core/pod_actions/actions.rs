@@ -81,7 +81,7 @@ pub struct Waiting {
     pub reason: String,
     /// For a human.
     pub message: String,
-    /// When it may start.
+    /// End of the back-off.
     pub until: Stamp,
 }
 
@@ -109,7 +109,7 @@ pub struct PodActions {
     pub keep: Vec<String>,
     /// Containers that should run and may not yet.
     pub waiting: Vec<Waiting>,
-    /// When the first of `waiting` may start.
+    /// Earliest start of one of `waiting`.
     pub next_due: Option<Stamp>,
     /// True if the status may be older than a recorded start, so that nothing was decided about that container: inspect
     /// the pod again and decide anew at once.

@@ -26,7 +26,7 @@ pub struct Report {
     pub thresholds: Vec<ThresholdReport>,
     /// Observed values by signal; what could not be read is absent.
     pub observed: BTreeMap<String, FigureReport>,
-    /// When they were observed.
+    /// Time of the observation.
     pub observed_at: Option<Stamp>,
     /// The last removal of garbage for want of space.
     pub last_reclaim: Option<Reclaim>,
@@ -67,9 +67,9 @@ pub struct FigureReport {
 pub struct Reclaim {
     /// Key of the threshold that it was for.
     pub threshold: String,
-    /// When it began.
+    /// Start time.
     pub began: Stamp,
-    /// When it had ended; `None` while it is under way, and when the agent died in it.
+    /// End; `None` while it is under way, or if the agent exited in the middle.
     pub ended: Option<Stamp>,
     /// False if nothing was removed, since it was unknown which pods are wanted.
     pub removed: Option<bool>,
@@ -87,7 +87,7 @@ pub struct Victim {
     pub name: String,
     /// Key of the threshold.
     pub threshold: String,
-    /// When it was chosen.
+    /// Time of the choice.
     pub at: Stamp,
     /// Its grace period.
     pub grace_seconds: i64,

@@ -54,7 +54,7 @@ impl MetaRecord {
 pub struct EpochRecord {
     /// Counts up.
     pub number: u64,
-    /// When it began.
+    /// Start time.
     pub since: Stamp,
     /// Reason for its beginning.
     pub reason: EpochReason,
@@ -147,7 +147,7 @@ pub struct WorkerRecord {
     pub full_name: String,
     /// First sight by a worker; orders the FIFO.
     pub queued: Stamp,
-    /// When the pod was first started (its sandbox was about to be made); `None` = not yet started.
+    /// Time of the pod's first start (its sandbox was about to be made); `None` = not yet started.
     pub started: Option<Stamp>,
     /// The phase.
     pub phase: WorkerPhase,
@@ -170,7 +170,7 @@ pub enum WorkerPhase {
         since: Stamp,
         /// Current grace period, in seconds; only shrinks.
         grace_seconds: i64,
-        /// When containers that are left are killed.
+        /// Time at which the remaining containers are killed.
         deadline: Stamp,
         /// Why.
         cause: TerminationCause,
@@ -277,7 +277,7 @@ pub struct IntentRecord {
     pub attempt: u32,
     /// Hash of the container spec.
     pub hash: String,
-    /// When it was decided.
+    /// Time of the decision.
     pub at: Stamp,
 }
 
@@ -344,7 +344,7 @@ pub struct StatusRecord {
     pub version: u64,
     /// Version the API server acknowledged last.
     pub acknowledged: u64,
-    /// When it changed last.
+    /// Time of the last change.
     pub at: Stamp,
     /// The pod is finished on this node: nothing of it is left.
     pub finished: bool,
@@ -378,7 +378,7 @@ pub struct ProbeRecord {
     pub last: String,
     /// Number of times in a row that `last` was seen.
     pub consecutive: u32,
-    /// When the newest probe ran.
+    /// Time of the newest probe.
     pub at: Stamp,
 }
 
@@ -397,7 +397,7 @@ pub struct VolumeRecord {
     pub path: String,
     /// Phase.
     pub phase: VolumePhase,
-    /// When the phase began.
+    /// Start of the phase.
     pub at: Stamp,
 }
 
@@ -455,7 +455,7 @@ pub struct ObjectRecord {
     pub encrypted: bool,
     /// JSON, or nonce and ciphertext of it.
     pub data: Vec<u8>,
-    /// When it was received.
+    /// Time of receipt.
     pub at: Stamp,
 }
 

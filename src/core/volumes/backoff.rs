@@ -14,7 +14,7 @@ pub const MAX: Duration = Duration::from_secs(122);
 pub struct BackOff {
     /// Length of the pause.
     pub wait: Duration,
-    /// When it is over.
+    /// End of the back-off.
     pub until: Stamp,
 }
 

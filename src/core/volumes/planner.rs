@@ -137,7 +137,7 @@ pub enum Step {
 pub struct Plan {
     /// To be begun.
     pub steps: Vec<Step>,
-    /// When the first of what is held back may go on.
+    /// End of the first back-off that delays a step.
     pub due: Option<Stamp>,
 }
 

@@ -1,6 +1,6 @@
 //! From CRI v1 messages to `types::runtime`, and the question about one pod that the PLEG asks.
 //!
-//! What carries no label `io.kubernetes.pod.uid` belongs to somebody else and does not appear.
+//! Sandboxes and containers without the label `io.kubernetes.pod.uid` are foreign, and are left out.
 
 use std::collections::{BTreeMap, HashMap};
 

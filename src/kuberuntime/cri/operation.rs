@@ -165,7 +165,7 @@ pub(super) fn count_call(metrics: &Metrics, operation: &'static str) {
 /// Sends a request of the runtime service whose messages are not the generated ones. `method` is its path.
 ///
 /// # Errors
-/// What the runtime says, or that it cannot be reached.
+/// The runtime's error, or that it is unreachable.
 pub(super) async fn unary<Q, A>(
     mut runtime: Grpc<TracedChannel>,
     method: &'static str,

@@ -43,7 +43,7 @@ impl UpdatePodSandboxResourcesRequest {
 /// Sends the request.
 ///
 /// # Errors
-/// What the runtime says, or that it cannot be reached.
+/// The runtime's error, or that it is unreachable.
 pub(super) async fn send(
     runtime: Grpc<TracedChannel>,
     request: UpdatePodSandboxResourcesRequest,

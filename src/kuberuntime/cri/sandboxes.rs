@@ -59,7 +59,7 @@ impl SandboxList {
 /// Asks for the sandboxes.
 ///
 /// # Errors
-/// What the runtime says, or that it cannot be reached.
+/// The runtime's error, or that it is unreachable.
 pub(super) async fn list(
     runtime: Grpc<TracedChannel>,
     request: v1::ListPodSandboxRequest,

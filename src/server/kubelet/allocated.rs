@@ -1,6 +1,6 @@
 //! `/allocatedPods`: pods with the resources that this node has allocated to them, without their statuses.
 //!
-//! What a pod wants and what it has differ while a resize waits. Upstream: the gate `KubeletAllocatedPodsEndpoint`. One pod
+//! The wanted and the allocated resources of a pod differ while a resize waits. Upstream: the gate `KubeletAllocatedPodsEndpoint`. One pod
 //! is found by its UID, also that of its mirror pod, or by namespace and name.
 
 use std::sync::Arc;

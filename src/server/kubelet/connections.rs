@@ -35,7 +35,7 @@ struct Entry {
     neighbours: Arc<AtomicUsize>,
     /// Requests that were let in, and upgrades.
     busy: usize,
-    /// Since when it is as idle or busy as it is.
+    /// Start of its current state, idle or busy.
     since: Instant,
     served: bool,
     close: Close,
@@ -46,7 +46,7 @@ struct Entry {
 pub(super) struct Close {
     /// Now.
     pub(super) now: CancellationToken,
-    /// When it has nothing in flight.
+    /// Close it once nothing is in flight.
     pub(super) politely: CancellationToken,
 }
 

@@ -1,7 +1,7 @@
 //! `/containerLogs/{namespace}/{pod}/{container}`. Upstream: `getContainerLogs`, `GetKubeletContainerLogs`.
 //!
-//! Which container is meant is read from the pod's status, where it logs from what the runtime said of it last, or from
-//! its record when the runtime has forgotten it. Nothing here asks the runtime: logs are read while it is away.
+//! The pod's status selects the container. The path of its log comes from the runtime's last status, or from its record
+//! once the runtime has forgotten it. Nothing here calls the runtime: logs can be read while it is away.
 
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;

@@ -236,7 +236,7 @@ impl HttpBody for Counted {
     }
 }
 
-/// So many lines in so much time; the rest is counted.
+/// Limits the number of log lines per time window, and counts the rest.
 #[derive(Default)]
 pub(super) struct LogLimit(Mutex<(VecDeque<Instant>, u64)>);
 

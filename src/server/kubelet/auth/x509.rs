@@ -130,7 +130,7 @@ impl ClientCas {
     /// Returns the user of these certificates. `Ok(None)`: the certificate is good and names nobody.
     ///
     /// # Errors
-    /// Why it is not good.
+    /// The reason why the certificate is not valid.
     pub(super) fn user(
         &self,
         chain: &[CertificateDer<'static>],

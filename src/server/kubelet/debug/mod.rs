@@ -31,7 +31,7 @@ pub type SetVerbosity = Arc<dyn Fn(u32) -> Result<(), String> + Send + Sync>;
 /// Facts and functions that the composition root gives these handlers.
 #[derive(Clone, Default)]
 pub struct DebugHooks {
-    /// When the agent started.
+    /// Start time of the agent.
     pub started: Option<Stamp>,
     /// Changes how much is logged, for the rest of the agent's life.
     pub set_verbosity: Option<SetVerbosity>,

@@ -62,7 +62,7 @@ impl NodeLogQuery {
     /// Reads a query; `None` when nothing is asked for.
     ///
     /// # Errors
-    /// What cannot be read.
+    /// The parts that cannot be read.
     pub(super) fn parse(query: &str) -> Result<Option<Self>, Problems> {
         let pairs: Vec<_> = form_urlencoded::parse(query.as_bytes()).collect();
         let value = |name: &str| {

@@ -1,4 +1,4 @@
-//! When a stream last carried something.
+//! Time of the last data on a stream.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

@@ -39,7 +39,7 @@ pub(super) enum Call {
     PortForward(Vec<u16>),
 }
 
-/// When a stream is ended from here.
+/// Conditions on which the agent ends a stream.
 #[derive(Debug)]
 pub(super) struct Limits {
     /// The agent ends.

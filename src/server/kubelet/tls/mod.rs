@@ -112,7 +112,7 @@ impl Certificate {
     /// Reads the certificates in `chain` and the key in `key`, both PEM; they may be the same text.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The reason why they cannot be used.
     fn parse(chain: &[u8], key: &[u8]) -> Result<Self, String> {
         let chain: Vec<_> = CertificateDer::pem_slice_iter(chain)
             .collect::<Result<_, _>>()
