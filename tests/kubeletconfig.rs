@@ -1546,11 +1546,11 @@ fn settings_of_the_cluster_are_checked_as_upstream_does() {
         ("--cloud-provider=aws", "--cloud-provider: is \"aws\""),
         (
             "--node-labels=node-role.kubernetes.io/worker=",
-            "not for nodes to give themselves",
+            "nodes may not give themselves",
         ),
         (
             "--node-labels=a.k8s.io/b=c",
-            "not for nodes to give themselves",
+            "nodes may not give themselves",
         ),
         ("--node-labels=a=b c", "is not a label's value"),
         ("--node-labels=-a=b", "is not a label's key"),

@@ -32,7 +32,7 @@ pub(super) async fn order(State(shared): State<Shared>, RawQuery(query): RawQuer
         true => json_response(&json!({})),
         false => error_response(
             StatusCode::SERVICE_UNAVAILABLE,
-            "the agent cannot stop the pods yet, it waits for the container runtime or for its disk; the order stands \
+            "the agent cannot stop the pods yet, it waits for the container runtime or for its disk; the order is kept \
              until it can, or until `holdfast drain-local --cancel`",
         ),
     }
@@ -44,7 +44,7 @@ pub(super) async fn take_back(State(shared): State<Shared>) -> Response {
     let refused = || {
         error_response(
             StatusCode::CONFLICT,
-            "the machine itself goes down: only who shuts it down can cancel that, with `shutdown -c` for example",
+            "the machine itself shuts down: cancel that where it was ordered, for example with `shutdown -c`",
         )
     };
     if of_machine(&shared.store.snapshot()) {

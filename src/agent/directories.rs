@@ -22,7 +22,7 @@ use crate::types::{Clock, blocking, causes};
 const AGAIN: Duration = Duration::from_secs(10);
 /// Advice about a directory that cannot be made.
 const REMEDY: &str =
-    "make what its links lead to, or remove what is in its place; it is tried again every 10 s";
+    "make the target of its links, or remove what is in its place; retrying every 10 s";
 
 /// A directory with its mode.
 type Wanted = (PathBuf, u32);

@@ -207,7 +207,7 @@ pub async fn run(config: AgentConfig, options: RunOptions) -> Result<(), AgentEr
     };
     let result = serve(&config, &mut process, &base, &mut tasks, &token).await;
 
-    systemd.stopping("stopping; pods go on running");
+    systemd.stopping("stopping; pods keep running");
     token.cancel();
     tasks.end().await;
     if let Err(error) = close(&base).await {

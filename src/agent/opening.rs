@@ -155,7 +155,7 @@ fn tell_how_it_opened(
 ) {
     if let Some((why, former)) = former {
         let message = format!(
-            "{why}, so another store was begun; the former one is {}",
+            "{why}: beginning with an empty store; the previous one is {}",
             former.display()
         );
         recorder.record(Event::node(EventType::Normal, "StoreSetAside", message));

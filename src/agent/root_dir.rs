@@ -154,7 +154,7 @@ pub(super) fn waits_for(root_dir: &Path, state_dir: &Path) -> io::Result<Vec<Str
     // A directory that cannot be read does not end the wait for the other.
     missing.extend(failed.into_iter().map(|(directory, error)| {
         let directory = directory.display();
-        format!("cannot tell whether the file system of {directory} is mounted: {error}")
+        format!("cannot check whether the file system of {directory} is mounted: {error}")
     }));
     Ok(missing)
 }
@@ -447,7 +447,7 @@ mod tests {
             panic!("{why:?}");
         };
         assert!(state.contains("new-disk state-dir"), "{state}");
-        assert!(root.contains("cannot tell"), "{root}");
+        assert!(root.contains("cannot check"), "{root}");
     }
 
     /// Wherever a crash cuts the change of stores off, the next start completes it and loses nothing of the new one.

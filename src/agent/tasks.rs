@@ -342,7 +342,7 @@ pub(super) async fn store_health(
                     "StoreDegraded"
                 },
                 format!(
-                    "the store takes no commits: {reason}; pods go on running, nothing new starts"
+                    "the store takes no commits: {reason}; pods keep running, nothing new starts"
                 ),
             )),
         }

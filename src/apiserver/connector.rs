@@ -238,7 +238,7 @@ pub(super) fn watch_timeout(query: &str) -> Option<Duration> {
 enum BodyError {
     #[error("nothing came from the API server for {0:?}")]
     Silent(Duration),
-    #[error("the connection was given up for one with new credentials")]
+    #[error("the connection was replaced by one with new credentials")]
     Closed,
 }
 

@@ -287,7 +287,7 @@ impl ApiSource {
         }
         let why = format!(
             "the list of pods is older (resourceVersion {version}) than what was seen before ({highest}): \
-             it counts when a second one says the same, {:?} later",
+             it is applied when a second one confirms it, {:?} later",
             self.settings.stale_confirmation
         );
         warn!(

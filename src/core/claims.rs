@@ -58,7 +58,7 @@ pub enum ClaimError {
     OtherNode(String),
     /// A former claim of that name is still prepared.
     #[error(
-        "a former ResourceClaim {claim} with UID {uid} is not unprepared yet; this one waits for its pods to end"
+        "a previous ResourceClaim {claim} with UID {uid} is not unprepared yet; this one waits for its pods to end"
     )]
     FormerClaim {
         /// Name of both claims.

@@ -246,7 +246,7 @@ pub fn finished(
             );
         }
         _ if is_doubted => {
-            let why = "another name of it stands for damaged files";
+            let why = "another name of it has damaged files";
             return (suspect(old, image, id, why, None), false);
         }
         Some(FilesState::Suspect { .. } | FilesState::Removed) => true,

@@ -215,7 +215,7 @@ fn with_new_sandbox(input: &PodActionInput<'_>, attempt: u32) -> PodActions {
     };
     if views.iter().any(undecided) {
         sync.actions.kill_pod = Some(KillPod {
-            reason: "Pod sandbox changed, it will be killed; restart rules tell what runs again."
+            reason: "Pod sandbox changed, it will be killed; restart rules decide what runs again."
                 .to_owned(),
         });
         return sync.actions;

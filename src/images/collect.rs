@@ -364,7 +364,7 @@ impl ImageManager {
             } else if wanted.contains(&qualified) {
                 Some("a pod names it".to_owned())
             } else if !is_settled || self.works.is_busy(name) {
-                Some("it is being pulled, imported or mended".to_owned())
+                Some("it is being pulled, imported or repaired".to_owned())
             } else {
                 let archive = archive_of(seen, name)?;
                 Some(format!("archive {archive} of the preload directory has it"))

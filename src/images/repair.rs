@@ -208,7 +208,7 @@ impl ImageManager {
         let why = match evidence {
             Evidence::Storage => "the runtime misses files of it",
             Evidence::Format => "its program is in no format that the kernel knows",
-            Evidence::Program => "its program is not there",
+            Evidence::Program => "its program does not exist",
         };
         let why = format!("{why}: {}", shortened(error));
         let now = self.clock.now();

@@ -213,7 +213,7 @@ fn check_labels(settings: &mut Settings, given: &[Labels]) {
             )
         } else if is_reserved(key) {
             format!(
-                "{key:?} is not for nodes to give themselves; in the kubernetes.io namespace only these are: {}, and what is below {}",
+                "nodes may not give themselves {key:?}; in the kubernetes.io namespace they may set {}, and labels below {}",
                 OWN_LABELS.join(", "),
                 OWN_LABEL_NAMESPACES.join(" and ")
             )

@@ -21,7 +21,7 @@ pub(super) enum NodeError {
     TimedOut { verb: &'static str, object: String },
     /// There is no such node, and this agent may not make one.
     #[error(
-        "get node {name}: there is none; create it, or let the agent do so (registerNode: true)"
+        "get node {name}: it does not exist; create it, or let the agent do so (registerNode: true)"
     )]
     Absent { name: String },
 }

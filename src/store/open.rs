@@ -339,7 +339,7 @@ fn mend(
     let mut ops = Vec::new();
     for quarantined in loaded.quarantined.iter().filter(|q| !q.reason.is_newer()) {
         report.note(format!(
-            "record {} is damaged and set aside: {}",
+            "record {} is damaged, moved to quarantine: {}",
             quarantined.key, quarantined.reason
         ));
         ops.extend(set_aside_ops(quarantined));

@@ -175,7 +175,7 @@ fn stop_orphan(context: &LoopContext, pod: Pod, source: Option<PodSource>) {
     );
     if let Some(source) = source {
         let text = format!(
-            "Stopping the pod: it is not on record, and its source ({source}) does not want it any more"
+            "Stopping the pod: it is not recorded, and its source ({source}) no longer wants it"
         );
         let event = Event::pod(EventType::Warning, &pod, "UnrecordedPodStopped", text);
         context.recorder.record(event);

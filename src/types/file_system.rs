@@ -85,7 +85,7 @@ fn mount_id(file: &File) -> io::Result<String> {
     info.lines()
         .find_map(|line| line.strip_prefix("mnt_id:"))
         .map(|id| id.trim().to_owned())
-        .ok_or_else(|| io::Error::other("the kernel does not tell the mount of a file"))
+        .ok_or_else(|| io::Error::other("the kernel does not report the mount of a file"))
 }
 
 /// The UUID of the file system on a device, `major:minor`, or else of the one whose path is `source`: the number of a btrfs

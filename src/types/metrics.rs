@@ -324,7 +324,7 @@ metrics! {
     mirror_pods: Gauge = Gauge::default(), "kubelet_mirror_pods", "Mirror pods of static pods in the API server";
     working_pods: Family<WorkingPodLabel, Gauge> = Family::default(), "kubelet_working_pods", "Pods that have a worker, by its phase and by who wants them";
     graceful_shutdown_start_time: Gauge<f64, AtomicU64> = Gauge::default(), "kubelet_graceful_shutdown_start_time", "When the last graceful shutdown began, Unix time", Unit::Seconds;
-    graceful_shutdown_end_time: Gauge<f64, AtomicU64> = Gauge::default(), "kubelet_graceful_shutdown_end_time", "When the last graceful shutdown had stopped all pods, Unix time; 0 while it goes on", Unit::Seconds;
+    graceful_shutdown_end_time: Gauge<f64, AtomicU64> = Gauge::default(), "kubelet_graceful_shutdown_end_time", "When the last graceful shutdown had stopped all pods, Unix time; 0 while it is in progress", Unit::Seconds;
     orphaned_runtime_pods: Counter = Counter::default(), "kubelet_orphaned_runtime_pods", "Pods found in the runtime that no source wants";
     restarted_pods: Family<StaticLabel, Counter> = Family::default(), "kubelet_restarted_pods", "Pods deleted and created again with the same UID";
     pod_start_duration: Histogram = pod_start_histogram(), "kubelet_pod_start_duration", "From first sight of a pod to its containers running", Unit::Seconds;
@@ -332,12 +332,12 @@ metrics! {
     pod_start_total_duration: Histogram = pod_start_histogram(), "kubelet_pod_start_total_duration", "From the creation of a pod of the API server to its containers running, with everything in between", Unit::Seconds;
     containers_per_pod: Histogram = Histogram::new(exponential_buckets(1.0, 2.0, 5)), "kubelet_containers_per_pod_count", "Main containers of each pod that got a worker";
     cgroup_manager_duration: HistogramFamily<OperationLabel> = Family::new_with_constructor(default_histogram), "kubelet_cgroup_manager_duration", "Duration of making, changing and removing cgroups of pods", Unit::Seconds;
-    cpu_manager_pinning_requests: Counter = Counter::default(), "kubelet_cpu_manager_pinning_requests", "Pods that asked for CPUs of their own";
-    cpu_manager_pinning_errors: Counter = Counter::default(), "kubelet_cpu_manager_pinning_errors", "Pods that asked for CPUs of their own and were refused";
+    cpu_manager_pinning_requests: Counter = Counter::default(), "kubelet_cpu_manager_pinning_requests", "Pods that requested CPUs of their own";
+    cpu_manager_pinning_errors: Counter = Counter::default(), "kubelet_cpu_manager_pinning_errors", "Pods that requested CPUs of their own and were refused";
     cpu_manager_shared_pool_size: Gauge = Gauge::default(), "kubelet_cpu_manager_shared_pool_size_millicores", "CPUs that containers share, in thousandths";
     cpu_manager_exclusive_cpu_allocation: Gauge = Gauge::default(), "kubelet_cpu_manager_exclusive_cpu_allocation_count", "CPUs that containers have for themselves";
-    memory_manager_pinning_requests: Counter = Counter::default(), "kubelet_memory_manager_pinning_requests", "Pods that asked for memory on NUMA nodes";
-    memory_manager_pinning_errors: Counter = Counter::default(), "kubelet_memory_manager_pinning_errors", "Pods that asked for memory on NUMA nodes and were refused";
+    memory_manager_pinning_requests: Counter = Counter::default(), "kubelet_memory_manager_pinning_requests", "Pods that requested memory on NUMA nodes";
+    memory_manager_pinning_errors: Counter = Counter::default(), "kubelet_memory_manager_pinning_errors", "Pods that requested memory on NUMA nodes and were refused";
     topology_manager_admission_requests: Counter = Counter::default(), "kubelet_topology_manager_admission_requests", "Pods that the topology manager decided on";
     topology_manager_admission_errors: Counter = Counter::default(), "kubelet_topology_manager_admission_errors", "Pods whose resources could not be aligned or assigned";
     topology_manager_admission_duration: Histogram = admission_histogram(), "kubelet_topology_manager_admission_duration_ms", "Duration of a decision of the topology manager in milliseconds";
@@ -360,9 +360,9 @@ metrics! {
     image_pull_duration: HistogramFamily<ImageSizeLabel> = Family::new_with_constructor(image_pull_histogram), "kubelet_image_pull_duration", "Duration of image pulls", Unit::Seconds;
     images_collected: Family<ReasonLabel, Counter> = Family::default(), "kubelet_image_garbage_collected", "Images that were removed since nothing needed them: for their age, or for space";
     image_suspects: Counter = Counter::default(), "holdfast_image_suspects", "Images whose files could not be believed any more";
-    image_repairs: Counter = Counter::default(), "holdfast_image_repairs", "Suspect images that were removed and brought again";
+    image_repairs: Counter = Counter::default(), "holdfast_image_repairs", "Suspect images that were removed and pulled or imported again";
     events_discarded: Counter = Counter::default(), "holdfast_events_discarded", "Events left out because there were too many at once";
-    events_unsent: Family<ReasonLabel, Counter> = Family::default(), "holdfast_events_unsent", "Events that the API server was not told, by why";
+    events_unsent: Family<ReasonLabel, Counter> = Family::default(), "holdfast_events_unsent", "Events that were not sent to the API server, by reason";
     pod_status_sync_duration: Histogram = seconds_histogram(), "kubelet_pod_status_sync_duration", "From a change of a pod's status to the API server's answer", Unit::Seconds;
     rest_client_requests: Family<RequestLabel, Counter> = Family::default(), "rest_client_requests", "Requests to the API server by status, host and method";
     rest_client_request_duration: HistogramFamily<RequestTimeLabel> = Family::new_with_constructor(request_histogram), "rest_client_request_duration", "Duration of requests to the API server", Unit::Seconds;
@@ -410,7 +410,7 @@ metrics! {
     store_commit_errors: Counter = Counter::default(), "holdfast_store_commit_errors", "Transactions that could not be committed";
     store_stale: Counter = Counter::default(), "holdfast_store_stale_decisions", "Transactions refused because they were decided on an old record";
     store_records: Family<TableLabel, Gauge> = Family::default(), "holdfast_store_records", "Live records";
-    store_quarantined: Gauge = Gauge::default(), "holdfast_store_quarantined_records", "Records that were set aside because they cannot be read";
+    store_quarantined: Gauge = Gauge::default(), "holdfast_store_quarantined_records", "Records that were moved to quarantine because they cannot be read";
     store_size: Gauge = Gauge::default(), "holdfast_store_size", "Size of the store on disk", Unit::Bytes;
     store_degraded: Gauge = Gauge::default(), "holdfast_store_degraded", "1 while the store takes no commits";
     store_queue: Gauge = Gauge::default(), "holdfast_store_queue", "Transactions that wait for the writer", Unit::Bytes;

@@ -307,7 +307,7 @@ fn the_end_of_the_machine_cannot_be_cancelled_by_a_drain() {
     drain(&live, |record| record.local = false);
     let output = run(&["drain-local", "--cancel", "--state-dir", live.dir()]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("the machine itself goes down"));
+    assert!(text(&output.stderr).contains("the machine itself shuts down"));
     let now = in_this_boot(&live, 120);
     drain(&live, |record| record.cancelled = Some(now));
     let output = run(&["drain-local", "--cancel", "--state-dir", live.dir()]);

@@ -125,7 +125,7 @@ async fn absent_socket_is_told_with_the_way_out() {
     // A socket file nobody listens on, as a killed runtime leaves it.
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
     let text = client(&endpoint).version().await.unwrap_err().to_string();
-    assert!(text.contains("nobody listens"), "{text}");
+    assert!(text.contains("nothing listens"), "{text}");
 }
 
 #[tokio::test]

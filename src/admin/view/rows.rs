@@ -540,7 +540,7 @@ fn image(state: &State, index: &PodIndex, key: &str, r: &ImageRecord) -> Row {
     );
     let why = known.and_then(|files| match &files.state {
         FilesState::Suspect { why } => Some(why.as_str()),
-        FilesState::Removed => Some("it was removed and is brought again"),
+        FilesState::Removed => Some("it was removed, to be pulled or imported again"),
         _ => None,
     });
     put(&mut row, "why", json!(why));

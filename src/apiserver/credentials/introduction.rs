@@ -500,9 +500,8 @@ impl Credentials {
             Reachability::Up | Reachability::Untried => String::new(),
         };
         format!(
-            "asked for a client certificate with {names}, and there is neither one nor a refusal yet: does somebody \
-             approve the request (`kubectl get csr`, `kubectl certificate approve NAME`), and does the API server \
-             answer?{why}"
+            "requested a client certificate with {names}, without an answer yet: does somebody approve the request \
+             (`kubectl get csr`, `kubectl certificate approve NAME`), and does the API server answer?{why}"
         )
     }
 

@@ -95,7 +95,7 @@ impl Sync<'_, '_> {
         self.kill_duplicates(view);
         if let Latest::Running(stray) | Latest::Unknown(stray) = view.history.latest {
             let name = &view.spec.container.name;
-            let message = format!("Container {name} runs in a former sandbox");
+            let message = format!("Container {name} runs in a previous sandbox");
             self.kill(view, stray, KillReason::Duplicate, message);
         }
         if !self.is_deleting() {

@@ -303,7 +303,7 @@ fn container_status(
             status.image_id = current.image_ref.clone();
             status.state = Some(waiting_for(
                 STATUS_UNKNOWN,
-                "The runtime cannot tell the state of the container",
+                "The runtime does not know the state of the container",
             ));
             false
         }

@@ -219,8 +219,8 @@ fn transport_message(socket: &str, status: &Status) -> String {
              (--container-runtime-endpoint names the socket)"
         ),
         Some(io::ErrorKind::ConnectionRefused) => format!(
-            "no container runtime answers on {socket}: the socket is there but nobody listens; is \
-             containerd running? (--container-runtime-endpoint names the socket)"
+            "no container runtime answers on {socket}: the socket exists but nothing listens; is containerd \
+             running? (--container-runtime-endpoint names the socket)"
         ),
         Some(io::ErrorKind::PermissionDenied) => format!(
             "the container runtime's socket {socket} may not be opened; the agent has to run as root"
