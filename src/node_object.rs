@@ -1,4 +1,4 @@
-//! Layer 4: this node's object, as the API server last showed it, or as it is on record.
+//! Layer 4: this node's object, as the API server last showed it, or as it is recorded.
 //!
 //! Written by whoever reads or writes the node in the API server, read by admission and by the builders of
 //! containers.

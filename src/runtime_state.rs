@@ -109,7 +109,7 @@ impl RuntimeState {
         });
     }
 
-    /// Returns what to tell of pods that run and that the runtime does not list; `None` without such pods.
+    /// Returns a message about pods that run and that the runtime does not list; `None` without such pods.
     pub fn not_listed(&self) -> Option<String> {
         self.with(|d| {
             let first = d.not_listed.first()?;

@@ -76,7 +76,7 @@ impl Client {
     /// The agent that holds `state_dir`, if one listens there.
     ///
     /// # Errors
-    /// [`ClientError::NotRunning`] when none does; others when that cannot be told.
+    /// [`ClientError::NotRunning`] when none does; others if that is unknown.
     pub async fn connect(state_dir: &Path) -> Result<Self, ClientError> {
         let client = Self {
             path: socket_path(state_dir),

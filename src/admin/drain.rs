@@ -11,12 +11,12 @@ use super::{Shared, error_response, json_response};
 use crate::core::shutdown::ShutdownRecord;
 use crate::core::state::State as Records;
 
-/// Time in which an order is on record.
+/// Time that recording an order may take.
 const PATIENCE: Duration = Duration::from_secs(8);
 /// The only parameter.
 const SECONDS: &str = "seconds";
 
-/// `POST /v1/drain`. An order that is not on record in time stays: it is carried out once the agent can.
+/// `POST /v1/drain`. An order that is not recorded in time stays: it is carried out once the agent can.
 pub(super) async fn order(State(shared): State<Shared>, RawQuery(query): RawQuery) -> Response {
     let timeout = match timeout_of(query.as_deref().unwrap_or_default()) {
         Ok(timeout) => timeout,
@@ -87,7 +87,7 @@ fn in_force(state: &Records) -> Option<ShutdownRecord> {
     (record.begun.boot == boot && record.cancelled.is_none()).then_some(record)
 }
 
-/// Waits until it is on record. Returns false when that takes too long.
+/// Waits until it is recorded. Returns false when that takes too long.
 async fn on_record(shared: &Shared, holds: impl Fn(&Records) -> bool) -> bool {
     let mut published = shared.store.published();
     let wait = async {

@@ -9,8 +9,8 @@
 //! | `GET /v1/history?pod=` | [`view::History`] |
 //! | `GET /v1/watch?…` (as dump) | one [`view::Change`] per line, until the agent ends |
 //! | `GET /v1/backup` | a backup file |
-//! | `POST /v1/drain?seconds=` | has the pods stopped as for a shutdown of the node: `{}` once that is on record |
-//! | `DELETE /v1/drain` | takes it back: `{}` once that is on record |
+//! | `POST /v1/drain?seconds=` | has the pods stopped as for a shutdown of the node: `{}` once that is recorded |
+//! | `DELETE /v1/drain` | takes it back: `{}` once that is recorded |
 //! | `POST /v1/backup` | writes a backup below the state directory: `{"path": …}` |
 //!
 //! An error is `{"error": …}` with status 400 (a bad query), 403 (not root), 404 (no such pod), 409 (a drain that
@@ -233,7 +233,7 @@ pub async fn serve(listener: UnixListener, store: Store, info: AdminInfo, stop: 
     tasks.wait().await;
 }
 
-/// Whoever asks next is told that no agent runs by there being no socket.
+/// A missing socket shows the next client that no agent runs.
 fn remove(listener: &UnixListener) {
     let address = listener.local_addr();
     if let Some(path) = address.as_ref().ok().and_then(|a| a.as_pathname())

@@ -229,7 +229,7 @@ fn node_status(
     handle
 }
 
-/// Has the node tell which volumes are in use.
+/// Has the node report which volumes are in use.
 pub(super) async fn tell_volumes_in_use(
     volumes: VolumeManager,
     told: watch::Sender<Option<InUse>>,

@@ -249,7 +249,7 @@ async fn look(
     }
 }
 
-/// Returns the API server of the cluster that the store is kept for, if it is on record. Blocking.
+/// Returns the API server of the cluster that the store is kept for, if it is recorded. Blocking.
 pub(super) fn recorded_server(state_dir: &Path) -> Option<String> {
     let recorded = read(state_dir).ok()??;
     Some(recorded.cluster.server)

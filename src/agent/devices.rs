@@ -28,7 +28,7 @@ use crate::volumemanager::csi::registry::{Drivers, Plugin};
 /// Longest checkpoint of a kubelet that is read, in bytes.
 const MAX_CHECKPOINT: u64 = 64 << 20;
 
-/// The manager, with the resources on record.
+/// The manager, with the recorded resources.
 pub(super) fn manager(config: &AgentConfig, parts: &Parts) -> DeviceManager {
     DeviceManager::new(DeviceManagerOptions {
         store: parts.store.clone(),

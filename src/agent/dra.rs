@@ -20,7 +20,7 @@ use crate::volumemanager::csi::registry::{Drivers, Plugin};
 /// Pause between two looks for claims of pods that are gone; upstream's `defaultReconcilePeriod`.
 const RECONCILE: Duration = Duration::from_secs(60);
 
-/// The manager, with the claims on record.
+/// The manager, with the recorded claims.
 pub(super) fn manager(config: &AgentConfig, parts: &Parts, node: &NodeObject) -> DraManager {
     DraManager::new(DraOptions {
         store: parts.store.clone(),

@@ -23,7 +23,7 @@ use crate::volumemanager::csi::registry::Drivers;
 
 /// The node is looked at this often; the API server's answers are noticed at once.
 const PERIOD: Duration = Duration::from_secs(5);
-/// Images that changed and were not told yet. What does not fit in costs a back-off its early end.
+/// Images that changed and were not reported yet. What does not fit in costs a back-off its early end.
 const IMAGES: usize = 64;
 
 /// Creates the workers' memory of such events.

@@ -259,7 +259,7 @@ mod tests {
         }
     }
 
-    /// A stand-in that keeps what it was told to make as lines of a file.
+    /// A stand-in that keeps the requested rules as lines of a file.
     fn stand_in(dir: &Path) -> Family {
         let script = r#"#!/bin/sh
 rules="$(dirname "$0")/rules"

@@ -12,8 +12,8 @@ use crate::kubeletconfig::AgentConfig;
 use crate::store::Store;
 use crate::types::PodUid;
 
-/// Names every pod that is on record or has a directory of its own. The directories tell of those that a lost store or another
-/// agent left behind: each sandbox has one for logs. Blocks.
+/// Names every pod that is recorded or has a directory of its own. The directories tell of those that a lost store or
+/// another agent left behind: each sandbox has one for logs. Blocks.
 pub(super) fn known_pods(
     config: &AgentConfig,
     store: Store,

@@ -440,7 +440,7 @@ async fn close(base: &Base) -> Result<(), CommitError> {
 #[derive(Default)]
 struct Tasks {
     set: JoinSet<String>,
-    /// Those that take in what the others tell, to their end.
+    /// Those that receive the reports of the others, to their end.
     last: JoinSet<String>,
     ending: CancellationToken,
 }

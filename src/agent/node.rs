@@ -176,7 +176,7 @@ impl Publisher {
 }
 
 /// The highest number that a processor may get while the machine runs, those included that are added later; `None` where
-/// the kernel does not tell.
+/// the kernel does not report it.
 fn last_cpu(cpus: &Path) -> Option<u32> {
     // Ranges: `0-3,5`.
     let possible = std::fs::read_to_string(cpus.join("possible")).ok()?;

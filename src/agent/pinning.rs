@@ -1,4 +1,4 @@
-//! Makes the CPU, memory and topology managers of the settings and the machine, and mends what is on record.
+//! Makes the CPU, memory and topology managers of the settings and the machine, and mends what is recorded.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -26,7 +26,8 @@ const BILLION: i128 = 1_000_000_000;
 /// Reason of events about what does not fit the machine any more.
 const CHANGED: &str = "ResourceAssignmentChanged";
 
-/// Makes the managers. `memory` is what the machine has, in bytes, if that is known. What is on record and does not fit the machine is mended, with an event for each pod.
+/// Makes the managers. `memory` is what the machine has, in bytes, if that is known. What is recorded and does not fit
+/// the machine is mended, with an event for each pod.
 ///
 /// # Errors
 /// When a setting cannot be used on this machine, or the store refuses a commit.

@@ -1,5 +1,5 @@
 //! Taking a node over from another agent, or from an earlier life of which no record is left: which static
-//! pods run that are not on record.
+//! pods run that are not recorded.
 
 use std::collections::{BTreeMap, BTreeSet};
 

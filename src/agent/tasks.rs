@@ -25,7 +25,7 @@ const RUNTIME_PERIOD: Duration = Duration::from_secs(5);
 const HEARTBEAT_PERIOD: Duration = Duration::from_secs(10);
 const BACKUP_CHECK: Duration = Duration::from_secs(30);
 const DISK_CHECK: Duration = Duration::from_secs(1);
-/// Work on the disk that takes longer than this is told of, as the store does later.
+/// Work on the disk that takes longer than this is logged, as the store does later.
 const SLOW: Duration = Duration::from_secs(5);
 
 /// Waits for `work`, and calls `tell` when that takes more than 5 s.

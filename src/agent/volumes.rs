@@ -100,7 +100,7 @@ fn attached(base: &Base, plugin: Arc<dyn RemotePlugin>) -> Arc<dyn RemotePlugin>
     }
 }
 
-/// The CSI drivers of this node: those on record at once.
+/// The CSI drivers of this node: the recorded ones at once.
 fn csi_drivers(config: &AgentConfig, base: &Base) -> Drivers {
     Drivers::new(DriversOptions {
         root_dir: config.root_dir.clone(),

@@ -155,7 +155,7 @@ impl Credentials {
         self
     }
 
-    /// Bootstraps, renews and exchanges until `token` is cancelled. What fails is told and tried again.
+    /// Bootstraps, renews and exchanges until `token` is cancelled. Failures are logged and retried.
     pub async fn run(mut self, token: CancellationToken) {
         let work = async {
             loop {
@@ -203,7 +203,7 @@ impl Credentials {
         }
     }
 
-    /// Says that the kubeconfig cannot be used as it is, at the pace at which it is worth telling.
+    /// Logs that the kubeconfig cannot be used as it is, with back-off.
     fn cannot_use(&mut self, error: &ApiError) {
         let why = causes(error);
         let is_due = self.pace.is_due(KUBECONFIG, &why, self.clock.now());
@@ -329,7 +329,7 @@ impl Credentials {
         }
     }
 
-    /// Runs the exec plugin and uses what it gives. Tells when that fails, at the pace at which it is worth telling.
+    /// Runs the exec plugin and uses what it gives. Logs failures, with back-off.
     async fn use_plugin(&mut self) {
         let Some((loaded, plugin)) = self
             .loaded

@@ -1,4 +1,4 @@
-//! The kubeconfig: read, checked, and told about in words that lead on.
+//! The kubeconfig: reads and checks it; errors name the remedy.
 
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;

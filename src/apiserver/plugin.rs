@@ -30,7 +30,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const LAST_WORDS: Duration = Duration::from_millis(100);
 /// Most that it may print.
 const LONGEST_ANSWER: u64 = 1 << 20;
-/// Most of its error output that is told.
+/// Most of its error output that is shown.
 const TOLD: usize = 512;
 
 const KIND: &str = "ExecCredential";
@@ -368,7 +368,7 @@ fn parse(stdout: &[u8]) -> Result<Answer, String> {
     })
 }
 
-/// A word of an answer, in which a misplaced secret would not be told.
+/// A word of an answer, shortened so that it shows no misplaced secret.
 fn shown(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '/');
     if word.len() <= 48 && word.chars().all(plain) {

@@ -15,7 +15,7 @@ use crate::types::time::Stamp;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// A request that was not refused for so long begins anew. Longer than the pauses between retries.
 const FORGET: Duration = Duration::from_secs(300);
-/// Most requests that are told apart, those that are errors and those that are not yet.
+/// Most requests that are distinguished, those that are errors and those that are not yet.
 const MAX_REFUSALS: usize = 64;
 
 /// Log level of a refusal.

@@ -365,7 +365,7 @@ async fn a_token_file_that_changes_is_used_without_a_restart() {
     running.await.unwrap();
 }
 
-/// An API server that knows certificate signing requests only, and signs those that it is told to.
+/// An API server that knows certificate signing requests only, and signs those that the test selects.
 #[derive(Clone)]
 struct Signer(Arc<SignerState>);
 

@@ -347,7 +347,7 @@ impl Transport {
         }
     }
 
-    /// Notes the server's clock, and tells once when the clocks are apart: certificates and tokens stop working then.
+    /// Notes the server's clock, and logs once when the clocks are apart: certificates and tokens stop working then.
     pub(super) fn check_clock(&self, response: &Response<Body>) {
         let server = response
             .headers()

@@ -25,7 +25,7 @@ use super::proxy::{Kind, Proxy};
 const TUNNEL_TIMEOUT: Duration = Duration::from_secs(20);
 /// Most of a proxy's answer that is read.
 const LONGEST_HEAD: usize = 16 * 1024;
-/// Most of it that is told.
+/// Most of it that is shown.
 const TOLD: usize = 120;
 
 /// Reason why the proxy gives no connection.

@@ -11,7 +11,7 @@ use super::output::note;
 const NONE: [&str; 4] = ["", "(none)", "localhost", "localhost.localdomain"];
 /// Longest wait of a node of a cluster; it exits then.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Longest wait of a node by itself, and of one whose name is on record; it uses the name then.
+/// Longest wait of a node by itself, and of one whose name is recorded; it uses the name then.
 const PATIENCE_ALONE: Duration = Duration::from_secs(10);
 /// Interval between readings of the name.
 const LOOK: Duration = Duration::from_secs(1);
@@ -20,7 +20,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// is away after a power cut has pods to start. A node by itself without such a name takes another in the end.
 ///
 /// # Errors
-/// When a node `in_cluster` has no name of its own, and none is on record.
+/// When a node `in_cluster` has no name of its own, and none is recorded.
 pub(super) async fn wait(
     in_cluster: bool,
     known: Option<String>,

@@ -76,7 +76,7 @@ pub fn log_warnings(warnings: &[Warning]) {
     }
 }
 
-/// Runs the agent until it is told to end.
+/// Runs the agent until it is asked to exit.
 ///
 /// # Errors
 /// When the configuration is wrong or the agent cannot be started.

@@ -133,7 +133,7 @@ pub(super) fn end(provider: &SdkTracerProvider) {
     }
 }
 
-/// Gives spans and their attributes the names upstream has for them, and tells once when they cannot be sent.
+/// Gives spans and their attributes the names upstream has for them, and logs once when they cannot be sent.
 struct Renaming<E> {
     inner: E,
     failing: AtomicBool,

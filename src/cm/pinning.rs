@@ -1,9 +1,9 @@
 //! The CPU, memory and topology managers at work: who has which CPUs and NUMA nodes, on record and on its way there.
 //!
-//! In: pods at their admission. Out: assignments that are committed with the admission, and what containers are told.
-//! [`crate::core::pinning`] decides.
+//! In: pods at their admission. Out: assignments that are committed with the admission, and the CPUs that containers
+//! get. [`crate::core::pinning`] decides.
 //!
-//! **Invariant:** what was reserved for a pod is nobody else's until it is on record or its worker is gone.
+//! **Invariant:** what was reserved for a pod is nobody else's until it is recorded or its worker is gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -35,17 +35,17 @@ struct Inner {
     devices: DeviceHints,
     store: Store,
     metrics: Metrics,
-    /// Of pods whose admission is not on record yet.
+    /// Of pods whose admission is not recorded yet.
     reserved: Mutex<BTreeMap<PodUid, Placement>>,
     /// Values that containers were created with whose start is not recorded yet.
     created: Mutex<BTreeMap<ContainerId, (CpuSet, CpuSet)>>,
     /// CPUs that the runtime has confirmed since the agent's start.
     confirmed: Mutex<Confirmed>,
-    /// Turns of containers that are told CPUs: a later decision is told later.
+    /// Turns of containers that get CPUs: a later decision is applied later.
     turns: Mutex<BTreeMap<ContainerId, Turn>>,
 }
 
-/// Held while one container is told its CPUs; others do not wait for it.
+/// Held while one container gets its CPUs; others do not wait for it.
 pub type Turn = Arc<tokio::sync::Mutex<()>>;
 
 impl fmt::Debug for Pinning {
@@ -59,7 +59,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Pinning {
-    /// Managers with these settings over what is on record. `devices` takes part in the alignment of CPUs and memory.
+    /// Managers with these settings over what is recorded. `devices` takes part in the alignment of CPUs and memory.
     pub fn new(settings: Settings, store: Store, metrics: Metrics, devices: DeviceHints) -> Self {
         let pinning = Self(Arc::new(Inner {
             settings,
@@ -80,7 +80,7 @@ impl Pinning {
         &self.0.settings
     }
 
-    /// Returns the turn of a container; its holder tells it its CPUs.
+    /// Returns the turn of a container; its holder sets the container's CPUs.
     pub fn turn(&self, id: &ContainerId) -> Turn {
         let mut turns = locked(&self.0.turns);
         turns.retain(|_, turn| Arc::strong_count(turn) > 1);
@@ -109,7 +109,7 @@ impl Pinning {
         locked(&self.0.confirmed).retain(|id, _| known.contains(id));
     }
 
-    /// Returns what is on record now, and what containers have for themselves by it and by what is reserved.
+    /// Returns what is recorded now, and what containers have for themselves by it and by what is reserved.
     pub fn current(&self) -> (Arc<State>, Assigned) {
         // In this order: what is not reserved any more is on record.
         let reserved = locked(&self.0.reserved).clone();
@@ -209,7 +209,7 @@ impl Pinning {
         Ok(of_container.map(|mask| mask.nodes().into_iter().map(i64::from).collect()))
     }
 
-    /// Keeps what a pod got until its admission is on record.
+    /// Keeps what a pod got until its admission is recorded.
     pub fn reserve(&self, uid: &PodUid, placement: Placement) {
         if !placement.is_empty() {
             locked(&self.0.reserved).insert(uid.clone(), placement);
@@ -264,7 +264,7 @@ impl Pinning {
         pinning::allowed(settings, &self.current().1, pod, container)
     }
 
-    /// Returns what the containers of a pod have on record.
+    /// Returns the recorded CPUs of a pod's containers.
     pub fn recorded(&self, uid: &PodUid) -> (Option<CpusRecord>, Option<MemoryRecord>) {
         let state = self.0.store.snapshot();
         (

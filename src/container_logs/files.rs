@@ -104,7 +104,7 @@ impl LogPath {
     /// The device and inode behind the name the runtime writes to.
     ///
     /// # Errors
-    /// When it cannot be told; `None` when there is none.
+    /// When it cannot be read; `None` when there is none.
     pub(super) fn base_identity(&self) -> io::Result<Option<(u64, u64)>> {
         match fs::symlink_metadata(self.base()) {
             Ok(metadata) => Ok(Some(identity(&metadata))),

@@ -1,9 +1,9 @@
 //! The steps of one rotation on the disk. Upstream: `rotateLog`.
 //!
-//! In order: what a crash left is removed, then files beyond the number that is kept, then what is not compressed yet is,
-//! then the log is renamed, and the runtime told to open a new one. After each step the names alone say how far it came:
-//! a `….tmp` is unfinished, a plain file beside its `….gz` is done with, and a log that is not there was renamed but
-//! not opened anew.
+//! In order: what a crash left is removed, then files beyond the number that is kept, then what is not compressed yet
+//! is, then the log is renamed, and the runtime is asked to open a new one. After each step the names alone say how far
+//! it came: a `….tmp` is unfinished, a plain file beside its `….gz` is done with, and a log that is not there was
+//! renamed but not opened anew.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader};
@@ -68,8 +68,8 @@ pub fn clean_up(path: &Path) -> Result<(), RotateError> {
     Ok(())
 }
 
-/// Everything before the runtime is told: cleans up, leaves `max_files - 2` older files, compresses them, and renames the
-/// log to `<path>.<now>`. A file that cannot be compressed stays as it is. Blocking.
+/// Everything before the request to the runtime: cleans up, leaves `max_files - 2` older files, compresses them, and
+/// renames the log to `<path>.<now>`. A file that cannot be compressed stays as it is. Blocking.
 ///
 /// # Errors
 /// When a step fails; the log then has its name still.

@@ -85,7 +85,7 @@ enum Failure {
 }
 
 impl LogRotator {
-    /// `pod_logs_dir`: where the logs are of which the runtime does not tell.
+    /// `pod_logs_dir`: directory of the logs whose path the runtime does not report.
     pub fn new(
         store: Store,
         cri: CriClient,
@@ -173,7 +173,7 @@ impl LogRotator {
         .collect()
     }
 
-    /// Does what is needed, and tells of failures once until they change.
+    /// Does what is needed, and logs failures once until they change.
     async fn work(&self, log: Log, need: Need) {
         let result = match need {
             Need::Rotate => self.rotate(&log).await,

@@ -1,7 +1,7 @@
 //! Assignment of exclusive CPUs and NUMA memory to containers. Upstream: the CPU, memory and topology managers.
 //!
 //! In: the machine as a value, the settings, what is assigned already, a pod. Out: the assignments of its containers or why
-//! the pod is refused; what each container is to be told; what has to change where assignments no longer fit the machine.
+//! the pod is refused; the CPUs of each container; what has to change where assignments no longer fit the machine.
 //! Pure: the same for the same input.
 //!
 //! Assignments alone are stored (`cpus`, `memory`). The CPUs that all others share are derived from them.

@@ -25,7 +25,8 @@
 //! With `look_again`, another sync follows at once, on a status that is newer than this one.
 //!
 //! A restart of all containers ([`restart_all`]) comes before everything else: as long as its containers are stopped,
-//! nothing starts and no sandbox is made; nothing starts either before the exit that asks for it is on record as its cause.
+//! nothing starts and no sandbox is made; nothing starts either before the exit that asks for it is recorded as its
+//! cause.
 //!
 //! **Invariants:** the same input gives the same actions; nothing is started while it may still run;
 //! a policy of Never starts a container at most once, even when records are all that is left of it; no
@@ -145,8 +146,8 @@ pub fn compute(input: &PodActionInput<'_>) -> PodActions {
     actions
 }
 
-/// Decides while all containers are to restart. `restart`: it is on record, so that everything is stopped; otherwise only
-/// what a probe wants stopped is.
+/// Decides while all containers are to restart. `restart`: it is recorded, so that everything is stopped; otherwise
+/// only what a probe wants stopped is.
 fn before_restart(input: &PodActionInput<'_>, restart: Option<&Restart>) -> PodActions {
     let mut sync = Sync::new(input);
     sync.actions.sandbox_id = input.status.sandboxes.first().map(|s| s.id.clone());

@@ -1,7 +1,7 @@
-//! Certificates of pods (`podCertificate` in projected volumes): what is on record of each, its next step, and the meaning
-//! of an answer. Pure; upstream's `podcertificate.IssuingManager`.
+//! Certificates of pods (`podCertificate` in projected volumes): what is recorded of each, its next step, and the
+//! meaning of an answer. Pure; upstream's `podcertificate.IssuingManager`.
 //!
-//! The key of a request and the request's name are on record before the request is made. So an agent that starts again
+//! The key of a request and the request's name are recorded before the request is made. So an agent that starts again
 //! waits for the request of its previous run, and makes no second one.
 //!
 //! **Invariant:** a private key is in no `Debug` output and in no error.

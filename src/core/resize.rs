@@ -48,7 +48,7 @@ pub type Allocations = BTreeMap<String, Allocation>;
 /// Resources that can be resized, and the keys of their limits.
 const RESIZABLE: [(&str, &str); 2] = [("cpu", "limits.cpu"), ("memory", "limits.memory")];
 
-/// Mark of what the runtime may have been told something else than is recorded.
+/// Mark of resources for which the runtime may have another value than the recorded one.
 const UNCONFIRMED: &str = "unconfirmed";
 
 /// Decision about the resources that a pod wants now.

@@ -100,8 +100,8 @@ impl Seen<'_> {
     }
 }
 
-/// Returns the restart whose first step is on record and whose second is not. A record of an older state of the node, as a
-/// backup has it, is none: its container has been started again since.
+/// Returns the restart whose first step is recorded and whose second is not. A record of an older state of the node, as
+/// a backup has it, is none: its container has been started again since.
 pub fn stopping<'a>(seen: &Seen<'a>) -> Option<&'a Restart> {
     let restart = seen.records.restart()?;
     if restart.ended.is_some() || seen.pod.is_deleting() {
@@ -113,8 +113,8 @@ pub fn stopping<'a>(seen: &Seen<'a>) -> Option<&'a Restart> {
     is_cause.then_some(restart)
 }
 
-/// Returns the container and the exit that a rule restarts all containers for, if that is not on record yet. The first in
-/// the order of the spec.
+/// Returns the container and the exit that a rule restarts all containers for, if that is not recorded yet. The first
+/// in the order of the spec.
 pub fn pending(seen: &Seen<'_>) -> Option<(String, ExitRecord)> {
     if seen.pod.is_deleting() || !all_may_restart(seen.pod) || stopping(seen).is_some() {
         return None;
@@ -134,7 +134,7 @@ pub fn pending(seen: &Seen<'_>) -> Option<(String, ExitRecord)> {
 }
 
 /// Returns whether a container that has ended, or whose state is unknown, runs again because of a restart of all, also of
-/// one that is not on record yet.
+/// one that is not recorded yet.
 pub fn runs_again(seen: &Seen<'_>, spec: &ContainerSpec<'_>, latest: &Latest<'_>) -> bool {
     let attempt = match latest {
         Latest::Exited(exit) => exit.attempt,
@@ -153,7 +153,7 @@ pub fn runs_again(seen: &Seen<'_>, spec: &ContainerSpec<'_>, latest: &Latest<'_>
 }
 
 /// Decides the next step of a restart; `None` when there is none, or when containers still have to be stopped. Commit it
-/// before anything is done for it. Exits have to be on record already.
+/// before anything is done for it. Exits have to be recorded already.
 pub fn advance(state: &State, seen: &Seen<'_>) -> Option<Transaction> {
     if let Some(restart) = stopping(seen) {
         let mut ended = BTreeMap::new();

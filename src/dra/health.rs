@@ -1,4 +1,4 @@
-//! Health of the devices of drivers that tell it, for the statuses of pods. Upstream: `healthInfoCache`,
+//! Health of the devices of drivers that report it, for the statuses of pods. Upstream: `healthInfoCache`,
 //! `HandleWatchResourcesStream`.
 //!
 //! Each list of a driver is complete. A device that was not listed for a while is unknown, and so are all of a driver whose

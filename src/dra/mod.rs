@@ -5,11 +5,11 @@
 //! ([`DraManager::unprepare`]). Out: calls to drivers, records ([`ClaimRecord`]), CDI devices of containers, and the deletion of
 //! ResourceSlices of drivers that are gone (`slices`). `core::claims` decides.
 //!
-//! **Invariant:** a claim and its drivers are on the disk before a driver is asked to prepare or unprepare it. What is on record
-//! is unprepared, and nothing else.
+//! **Invariant:** a claim and its drivers are on the disk before a driver is asked to prepare or unprepare it. What is
+//! recorded is unprepared, and nothing else.
 //!
-//! **Invariant:** one thing at a time happens to a claim: what a call to its driver leads to is on record before the next one
-//! begins. A caller may stop waiting; the call and its record still complete.
+//! **Invariant:** one thing at a time happens to a claim: what a call to its driver leads to is recorded before the
+//! next one begins. A caller may stop waiting; the call and its record still complete.
 
 mod client;
 mod health;
@@ -164,7 +164,7 @@ struct Plugin {
 }
 
 impl DraManager {
-    /// Takes over the claims on record.
+    /// Takes over the recorded claims.
     pub fn new(options: DraOptions) -> Self {
         let known = DriverRecord::names(&options.store.snapshot());
         let manager = Self {
@@ -310,8 +310,8 @@ impl DraManager {
         claims::of_container(pod, container, &held, self.boot())
     }
 
-    /// Unprepares what is on record of pods that are gone for good, as `is_gone` says. What fails is tried again by the next
-    /// call. Upstream: `reconcileLoop`.
+    /// Unprepares what is recorded of pods that are gone for good, as `is_gone` says. What fails is tried again by the
+    /// next call. Upstream: `reconcileLoop`.
     pub async fn reconcile(&self, is_gone: impl Fn(&PodUid) -> bool) {
         let mut gone = BTreeSet::new();
         for (_, record) in ClaimRecord::all(&self.store().snapshot()).flatten() {
@@ -325,7 +325,7 @@ impl DraManager {
         }
     }
 
-    /// Shows the number of claims on record by driver.
+    /// Shows the number of recorded claims by driver.
     fn count(&self) {
         let mut counts: BTreeMap<String, i64> = BTreeMap::new();
         let mut all = 0;

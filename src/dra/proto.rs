@@ -14,7 +14,7 @@ pub const SERVICES: [(&str, &str); 2] = [
     ),
 ];
 
-/// The services that tell the health of devices, likewise.
+/// The services that report the health of devices, likewise.
 pub const HEALTH_SERVICES: [(&str, &str); 2] = [
     (
         "v1.DRAResourceHealth",

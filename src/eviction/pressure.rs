@@ -3,8 +3,9 @@
 //! In: [`Figures`] of the node and its pods, the records of table `signals`. Out: the node's conditions, evictions
 //! through [`ActivePods::evict`], removed garbage. `core::pressure` decides.
 //!
-//! **Invariant:** conditions are on record before anybody is told of them, unless the disk of the store hangs, and those of the
-//! record hold until the node was observed. A restart under pressure neither flips a condition nor restarts a grace period.
+//! **Invariant:** conditions are recorded before they are reported, unless the disk of the store hangs, and those of
+//! the record hold until the node was observed. A restart under pressure neither flips a condition nor restarts a grace
+//! period.
 //!
 //! **Invariant:** one pod at a time: nobody is evicted while another pod that was evicted, before a restart too, is
 //! neither finished nor overdue. The pods are measured after the last one has ended.

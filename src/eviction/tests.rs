@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use super::*;
 use crate::kuberuntime::cri::CriTimeouts;
 
-/// Pods that run, and where it is told who is evicted.
+/// Pods that run, and the evicted ones.
 struct Pods {
     running: Mutex<Vec<Arc<Pod>>>,
     evicted: mpsc::UnboundedSender<String>,

@@ -6,7 +6,7 @@
 //! is being brought. Upstream removes what no container was made of, so a node without its registry may lose images that
 //! its pods need again.
 //!
-//! When an image was first seen and last used is on record, so a restart makes no image younger or older. An image that
+//! When an image was first seen and last used is recorded, so a restart makes no image younger or older. An image that
 //! no pod of this agent has used yet has a record under its ID.
 
 use std::collections::{HashMap, HashSet};

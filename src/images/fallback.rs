@@ -4,9 +4,9 @@
 //! Comes in: the image of the container's previous attempt, errors of pulls, what arrives in the runtime's content store. Goes
 //! out: that image, with an event. The decision is made in `core::pull_fallback`.
 //!
-//! A pull that fails without an answer counts. A pull under way counts only where the agent can see that nothing arrives: CRI
-//! does not tell how far a pull is, so the agent looks at containerd's content store. With any other runtime it waits for
-//! the pull to fail.
+//! A pull that fails without an answer counts. A pull under way counts only where the agent can see that nothing
+//! arrives: CRI does not report the progress of a pull, so the agent looks at containerd's content store. With any
+//! other runtime it waits for the pull to fail.
 //!
 //! **Invariant:** a container falls back to an image only if its pod may use it, and no record makes it a suspect.
 

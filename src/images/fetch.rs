@@ -275,7 +275,7 @@ impl ImageManager {
         }
     }
 
-    /// Pulls, and tells each minute that it still does.
+    /// Pulls, and logs every minute that it still does.
     async fn pull_telling<S: ImageService>(
         &self,
         want: Wanted,
@@ -397,7 +397,7 @@ fn size_step(bytes: u64) -> &'static str {
     step.map_or("GT100GB", |(_, name)| name)
 }
 
-/// A duration as events tell it, in whole milliseconds.
+/// Formats a duration as events have it, in whole milliseconds.
 fn milliseconds(duration: Duration) -> String {
     let whole = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     format_duration(Duration::from_millis(whole))

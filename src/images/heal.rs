@@ -1,4 +1,4 @@
-//! Removal of suspects: which of them have sources, what holds their layers, what is on record before they go.
+//! Removal of suspects: which of them have sources, what holds their layers, what is recorded before they go.
 //!
 //! Sources are asked first, beside each other and without a lock. Then everything is looked at again, and removed by name.
 //!
@@ -47,7 +47,7 @@ pub(super) struct Unanswered {
 
 /// A suspect that is there.
 struct Suspect {
-    /// Its name on record.
+    /// Its recorded name.
     image: String,
     found: v1::Image,
 }
@@ -520,8 +520,8 @@ impl ImageManager {
         Ok(is_clear)
     }
 
-    /// Removes a container that has ended, after its end is on record. Its log stays. One that has not ended stays too, and
-    /// a decision that another one overtook is not made again by what was seen before it.
+    /// Removes a container that has ended, after its end is recorded. Its log stays. One that has not ended stays too,
+    /// and a decision that another one overtook is not made again by what was seen before it.
     async fn remove_container<S: ImageService>(
         &self,
         status: &PodStatus,

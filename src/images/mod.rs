@@ -13,7 +13,7 @@
 //!
 //! A container of policy Always whose registry does not answer may start from the image it ran with before: `fallback`.
 //!
-//! **Invariant:** a pull that failed is on record, with its back-off, before the error is returned, so the
+//! **Invariant:** a pull that failed is recorded, with its back-off, before the error is returned, so the
 //! back-off goes on after a restart. Its key is pod UID and image.
 //!
 //! **Invariant:** that an image is whole is on the disk after its files, and before a pod that waited for its pull gets

@@ -30,7 +30,7 @@ use crate::store::{CommitError, Store};
 use crate::types::events::{Event, EventRecorder, EventType};
 use crate::types::{Pace, Stamp, blocking, text};
 
-/// Ends of the names of archives. Those with a compression that is not supported are told of.
+/// Ends of the names of archives. Those with a compression that is not supported are logged.
 const ENDINGS: [&str; 8] = [
     ".tar",
     ".tar.gz",
@@ -275,8 +275,8 @@ impl ImageManager {
         is_sound
     }
 
-    /// Imports the archive that holds an image which is not there. An import that fails is told, and leaves the image to
-    /// a pull. Returns whether an archive holds it, so that it may be there now.
+    /// Imports the archive that holds an image which is not there. An import that fails is reported, and leaves the
+    /// image to a pull. Returns whether an archive holds it, so that it may be there now.
     ///
     /// # Errors
     /// When it cannot be recorded.
@@ -650,7 +650,7 @@ impl ImageManager {
         Ok(())
     }
 
-    /// Records and tells once that an archive cannot be imported as it is.
+    /// Records and reports once that an archive cannot be imported as it is.
     async fn refuse(
         &self,
         preload: &Preload,

@@ -76,7 +76,7 @@ pub(super) struct Parsed<P> {
     pub(super) ignored: Vec<String>,
 }
 
-/// Reads the configuration `text` of the file at `path`; `new` makes a provider of an entry, and tells its name.
+/// Reads the configuration `text` of the file at `path`; `new` makes a provider of an entry, and returns its name.
 ///
 /// # Errors
 /// The first thing that is wrong.

@@ -335,7 +335,7 @@ impl PullRecords {
     }
 
     /// Turns intents of pulls that are over without an outcome into records without credentials, where their
-    /// image is there. An image that the runtime cannot tell about is left for the next time.
+    /// image is there. An image that the runtime does not report is left for the next time.
     ///
     /// # Errors
     /// When it cannot be recorded.

@@ -122,7 +122,7 @@ pub(super) struct Opened {
 pub(super) struct Syncs {
     disk: Arc<dyn ImageDisk>,
     begun: AtomicU64,
-    /// A failure was told since the last success.
+    /// A failure was logged since the last success.
     told: AtomicBool,
     /// Number of the newest sync that ended well.
     done: Mutex<u64>,
@@ -197,7 +197,7 @@ impl Syncs {
     /// goes on.
     ///
     /// # Errors
-    /// When something could not be written since `opened`, also if somebody else was told so.
+    /// When something could not be written since `opened`, also if another caller has got that error.
     pub(super) async fn sync(&self, opened: &Arc<Opened>) -> Result<(), SyncError> {
         let wanted = self.begun.load(Ordering::SeqCst) + 1;
         let mut done = self.done.lock().await;

@@ -426,7 +426,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Those of a list that are whole numbers of 32 bits; the others were told about.
+    /// Those of a list that are whole numbers of 32 bits; the others were reported.
     pub(super) fn ints(&self) -> Option<Vec<i32>> {
         match &self.node.value {
             Value::List(nodes) => {
@@ -463,7 +463,7 @@ fn cleaned(path: &Path) -> PathBuf {
     clean
 }
 
-/// The strings of a list. The others were told about.
+/// The strings of a list. The others were reported.
 pub(super) fn strings_of(nodes: &[Node]) -> Vec<(Place, &str)> {
     nodes
         .iter()

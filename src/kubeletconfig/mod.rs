@@ -1,6 +1,6 @@
 //! Layer 0: flags and the KubeletConfiguration file.
 //!
-//! Owns what the agent is told: the command line ([`flags::KubeletFlags`]), the configuration file and
+//! Owns the agent's settings: the command line ([`flags::KubeletFlags`]), the configuration file and
 //! its drop-ins ([`load::load`]), upstream's defaults ([`KubeletConfiguration::default`]) and the rules
 //! values must obey. In comes text written by people; out comes one [`AgentConfig`], in which every
 //! duration, path, address and endpoint is typed and checked, plus [`Warning`]s.

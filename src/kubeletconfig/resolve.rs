@@ -80,7 +80,7 @@ pub struct ContainerGcPolicy {
     pub max_total: Option<u32>,
 }
 
-/// Everything the agent is told, checked. All paths are absolute. The headers of the manifest URL may hold
+/// The agent's complete configuration, checked. All paths are absolute. The headers of the manifest URL may hold
 /// credentials: do not log the whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentConfig {

@@ -6,13 +6,13 @@
 //! - The **log** `<pod log dir>/<name>/<attempt>.log` and its rotated files, which the runtime and the rotator write.
 //! - The **link** to the log in `/var/log/containers`, by which log collectors find pod, namespace and container.
 //!
-//! [`PodFiles::of`] says, purely, what a pod may have of them, by what the runtime lists and what is on record.
+//! [`PodFiles::of`] says, purely, what a pod may have of them, by what the runtime lists and what is recorded.
 //! [`tidy`] compares that with the disk: it restores links and removes what is of attempts that the runtime no longer has and that
 //! no recorded end or start is about. Earlier versions had a message file per attempt, named by its number in eight
 //! hexadecimal digits: those are removed with their containers.
 //!
-//! **Invariant:** the message of an attempt is on record before the file is emptied for the next one: the start intent, which
-//! is durable, is of the record that has the last end, and the file is emptied after it.
+//! **Invariant:** the message of an attempt is recorded before the file is emptied for the next one: the start intent,
+//! which is durable, is of the record that has the last end, and the file is emptied after it.
 //!
 //! **Invariant:** as in [`logs`], nothing below the roots of the logs is followed.
 
@@ -95,7 +95,7 @@ pub fn prepare_message(path: &Path) -> io::Result<()> {
     open_message(path).map(drop)
 }
 
-/// Empties the message file for an attempt whose start is on record. When a start of the very same attempt was on record
+/// Empties the message file for an attempt whose start is recorded. When a start of the very same attempt was recorded
 /// before, at `intended`, the agent may have died after it: what was written since is kept. Blocking.
 ///
 /// # Errors
@@ -238,7 +238,7 @@ struct Attempts {
     recorded: BTreeSet<u32>,
     /// No older than any that is known. One that is made right now is newer.
     newest: u32,
-    /// A start is on record whose container the runtime did not list and whose end is not recorded.
+    /// A start is recorded whose container the runtime did not list and whose end is not recorded.
     is_open: bool,
 }
 

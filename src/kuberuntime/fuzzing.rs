@@ -16,7 +16,7 @@ use super::{resources, sandbox_config};
 use crate::core::{resources as amounts, supported};
 use crate::types::PodExt as _;
 
-/// Makes of a pod all that the runtime is told about it. The pod is what an API server might show: nothing about it was
+/// Makes of a pod every message to the runtime about it. The pod is what an API server might show: nothing about it was
 /// checked but its types.
 ///
 /// Panics when something of it makes no sense to the runtime: an amount below zero, a name that is too long.

@@ -8,9 +8,9 @@
 //! call may be repeated: stopping what is stopped succeeds, and a preStop hook that has come to its end is not run
 //! again. Removal is left to [`super::gc`].
 //!
-//! A failure is told when it happens, and so is a stop that the runtime does not answer ([`overdue_stop`]). Streams that
-//! clients have open to what is stopped end with it, or soon after its grace period: a client that does not read keeps the
-//! runtime from telling the end.
+//! A failure is logged when it happens, and so is a stop that the runtime does not answer ([`overdue_stop`]). Streams
+//! that clients have open to what is stopped end with it, or soon after its grace period: a client that does not read
+//! keeps the runtime from telling the end.
 
 use std::collections::{BTreeMap, HashMap};
 use std::pin::pin;
@@ -145,7 +145,7 @@ pub struct Killer<'a> {
     pub recorder: &'a dyn EventRecorder,
     /// Decisions are recorded, or held.
     pub permit: &'a StopPermit,
-    /// Says what an earlier boot has left, and when a failure may be told again.
+    /// Identifies leftovers of previous boots, and times the log back-off.
     pub clock: &'a dyn Clock,
     /// Log back-off of a stop that fails or has no answer.
     pub pace: &'a Pace,
@@ -280,7 +280,7 @@ impl Killer<'_> {
         }
     }
 
-    /// Forgets what was told of a pod of which nothing runs any more.
+    /// Forgets the logged failures of a pod of which nothing runs any more.
     fn nothing_is_late(&self, status: &PodStatus) {
         let containers = status.containers.iter().map(|c| &c.id);
         for id in containers.chain(status.sandboxes.iter().map(|s| &s.id)) {
@@ -365,7 +365,8 @@ impl Killer<'_> {
             })
     }
 
-    /// Waits for the container's turn as long as there is grace, then stops it. `left` tells the grace that is left.
+    /// Waits for the container's turn as long as there is grace, then stops it. `left` returns the remaining grace
+    /// period.
     async fn stop_in_turn(
         &self,
         of: Condemned<'_>,
@@ -473,7 +474,7 @@ impl Killer<'_> {
         });
     }
 
-    /// Without what went wrong, which may tell secrets.
+    /// Without the error, which may contain secrets.
     fn tell_failed_pre_stop(&self, of: Condemned<'_>, name: &str) {
         let (reason, text) = ("FailedPreStopHook", "PreStopHook failed");
         self.tell(of, name, EventType::Warning, reason, text);

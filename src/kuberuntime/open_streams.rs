@@ -1,7 +1,7 @@
 //! The streams that clients have open to containers and sandboxes: attach, exec, port-forward.
 //!
 //! In: the server opens streams; [`super::kill`] says when what they go to is being stopped, and has ended. Out: each
-//! stream is told when to end. A container runtime hands out a container's output and reports its end one after the
+//! stream is notified when to end. A container runtime hands out a container's output and reports its end one after the
 //! other, so a client that does not read would hold the end.
 //!
 //! **Invariant:** there is an entry only while a stream or a stop is under way.
@@ -49,7 +49,7 @@ pub struct OpenStream {
     _hold: Hold,
 }
 
-/// A stop under way. Until this is dropped, a stream that is opened is told the same as those before it.
+/// A stop under way. Until this is dropped, a stream that is opened gets the same notice as those before it.
 #[derive(Debug)]
 pub struct Stopping(Hold);
 

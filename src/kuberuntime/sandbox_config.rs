@@ -117,7 +117,7 @@ pub fn host_domain(pod: &Pod, ctx: &NodeContext) -> Option<String> {
     })
 }
 
-/// The hostname the kernel is told: the name with its domain where `setHostnameAsFQDN` says so; upstream's
+/// The hostname for the kernel: the name with its domain where `setHostnameAsFQDN` says so; upstream's
 /// `GetNodenameForKernel`.
 ///
 /// # Errors
@@ -210,14 +210,14 @@ pub fn build(
     })
 }
 
-/// Labels of the sandbox: the pod's and the three that tell whose it is.
+/// Labels of the sandbox: the pod's and the three that identify the pod.
 fn sandbox_labels(pod: &Pod) -> HashMap<String, String> {
     let mut all = strings(pod.labels());
     all.extend(pod_labels(pod));
     all
 }
 
-/// The three labels that tell which pod something belongs to.
+/// The three labels that identify the pod of a sandbox or container.
 pub(super) fn pod_labels(pod: &Pod) -> [(String, String); 3] {
     [
         (labels::POD_NAME.to_owned(), pod.name().to_owned()),

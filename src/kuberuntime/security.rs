@@ -59,7 +59,7 @@ pub struct ImageUser {
 }
 
 impl ImageUser {
-    /// The user of an image as the runtime tells it; root where it tells none. Upstream: `getImageUser`.
+    /// The user of an image as the runtime reports it; root if it reports none. Upstream: `getImageUser`.
     pub fn of(image: &v1::Image) -> Self {
         match &image.uid {
             Some(uid) => Self {

@@ -1,4 +1,4 @@
-//! Variables that tell containers where services are; upstream's `envvars.FromServices` and
+//! Variables that name the services to containers; upstream's `envvars.FromServices` and
 //! `getServiceEnvVarMap`. Pure.
 
 use std::collections::BTreeMap;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Service, ServicePort};
 
-/// The service of the API server, told to every pod.
+/// The service of the API server, named to every pod.
 const MASTER: (&str, &str) = ("default", "kubernetes");
 
 /// The variables of a pod of `namespace`: services of its namespace when `links` says so, and the API

@@ -5,12 +5,12 @@
 //! Out: the decision on record, [`RuntimeState::set_shutting_down`] (no new pods, node not Ready), orders to stop pods,
 //! events, and at last the word that the machine may go down.
 //!
-//! **Invariant:** the begin of a shutdown is on record, or held, before the first pod is refused or stopped for it. An agent that
-//! is started again during a shutdown goes on with it, within the time that was left.
+//! **Invariant:** the begin of a shutdown is recorded, or held, before the first pod is refused or stopped for it. An
+//! agent that is started again during a shutdown goes on with it, within the time that was left.
 //!
 //! **Invariant:** a shutdown that was ordered on the machine ends by an order there alone, or with the boot.
 //!
-//! **Invariant:** the machine is let go only after the ends of all pods are on record, or their time is over.
+//! **Invariant:** the machine is let go only after the ends of all pods are recorded, or their time is over.
 
 pub mod logind;
 
@@ -172,7 +172,7 @@ pub struct NodeShutdown {
 }
 
 impl NodeShutdown {
-    /// A manager that has not begun. A shutdown of this boot that is on record is in force from here on.
+    /// A manager that has not begun. A shutdown of this boot that is recorded is in force from here on.
     pub fn new(options: NodeShutdownOptions) -> Self {
         let record = ShutdownRecord::of(&options.store.snapshot());
         let now = options.clock.now();
@@ -194,7 +194,7 @@ impl NodeShutdown {
         this
     }
 
-    /// Runs until `token` is cancelled. Dropping it in between loses nothing: what was decided is on record.
+    /// Runs until `token` is cancelled. Dropping it in between loses nothing: what was decided is recorded.
     pub async fn run(mut self, token: CancellationToken) {
         tokio::select! {
             () = token.cancelled() => {}
@@ -249,7 +249,7 @@ impl NodeShutdown {
         }
     }
 
-    /// Puts the groups and the lock on record where operators look.
+    /// Records the groups and the lock for operators.
     async fn record_manager(&mut self) {
         let lock = self.options.link.lock.borrow_and_update().clone();
         let groups = self.options.periods.iter().flat_map(Periods::groups);
@@ -462,7 +462,7 @@ impl NodeShutdown {
         }
     }
 
-    /// Waits until the ends of these pods are on record. `recorded`: those of which there was a record since the begin.
+    /// Waits until the ends of these pods are recorded. `recorded`: those of which there was a record since the begin.
     async fn ended(&self, pods: &BTreeSet<PodUid>, recorded: &mut BTreeSet<PodUid>) {
         self.until(|state| {
             let mut is_left = |uid: &PodUid| match state.record::<WorkerRecord>(uid.as_str()) {
@@ -479,7 +479,7 @@ impl NodeShutdown {
         .await;
     }
 
-    /// Waits until the ends of these pods are on record, and told where the API server answers.
+    /// Waits until the ends of these pods are recorded, and told where the API server answers.
     async fn settled(&self, pods: &BTreeSet<PodUid>, recorded: &mut BTreeSet<PodUid>) {
         self.ended(pods, recorded).await;
         let Some(connection) = &self.options.connection else {
@@ -504,7 +504,7 @@ impl NodeShutdown {
         }
     }
 
-    /// Puts a decision on record. A store that takes no commits holds it: pods are stopped all the same.
+    /// Records a decision. A store that takes no commits holds it: pods are stopped all the same.
     async fn commit(&self, record: &ShutdownRecord, why: &str) {
         let transaction = record.transaction(why, self.now());
         if let Err(error) = self.options.store.commit_or_hold(transaction).await {

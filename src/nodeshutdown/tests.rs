@@ -152,7 +152,7 @@ impl World {
         self.life = Some(tokio::spawn(manager.run(CancellationToken::new())));
     }
 
-    /// The agent dies; the next one is told nothing that is not on record.
+    /// The agent dies; the next one is told nothing that is not recorded.
     async fn crash(&mut self) {
         let life = self.life.take().unwrap();
         life.abort();
@@ -166,7 +166,7 @@ impl World {
         self.announcer.announced.send_replace(announced);
     }
 
-    /// Waits until so many pods were told to stop in all.
+    /// Waits until so many pods were ordered to stop in all.
     async fn ordered(&self, count: usize) -> Vec<(u64, String, i64)> {
         let mut more = self.pods.more.subscribe();
         more.wait_for(|n| *n >= count).await.unwrap();

@@ -45,7 +45,7 @@ impl NodeError {
         self.code() == 404
     }
 
-    /// The API server answered with something that a person has to look at; an outage is told by the connection.
+    /// The API server answered with something that a person has to look at; the connection logs an outage.
     pub(super) fn is_refusal(&self) -> bool {
         matches!(self, Self::Absent { .. })
             || matches!(self.code(), 400..=499) && !matches!(self.code(), 408 | 409 | 429)

@@ -13,7 +13,7 @@ use super::status::StatusTask;
 use crate::types::{Event, EventType};
 
 impl StatusTask {
-    /// One try. A node that is on record is read, any other is made; what is there already is taken over. Upstream:
+    /// One try. A node that is recorded is read, any other is made; what is there already is taken over. Upstream:
     /// `tryRegisterWithAPIServer`.
     pub(super) async fn register(&mut self) -> Result<(), NodeError> {
         let name = self.settings.name.clone();

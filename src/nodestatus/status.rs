@@ -2,7 +2,7 @@
 //!
 //! Every 10 s the status is computed; it is written when it changed, else every five minutes. Until the API server
 //! shows the node as Ready it is written as soon as the runtime is ready. Computing goes on in an outage: what
-//! changes then has its time and its event, and is on record.
+//! changes then has its time and its event, and is recorded.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,7 +59,7 @@ pub(super) struct StatusTask {
     ready: bool,
     backoff: Backoff,
     failing: bool,
-    /// The newest refusal that was told.
+    /// The newest refusal that was logged.
     said: String,
     pub(super) conflict_told: Option<Stamp>,
 }
@@ -262,7 +262,7 @@ impl StatusTask {
         )
     }
 
-    /// Computes, tells, records; writes nothing to the API server.
+    /// Computes, emits events, records; writes nothing to the API server.
     fn look(&mut self) -> Option<(Arc<Node>, Computed)> {
         let base = self.known.get()?;
         let computed = self.compute(&base);

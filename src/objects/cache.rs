@@ -195,7 +195,7 @@ pub(super) struct Cell<T> {
     name: String,
     slot: watch::Sender<Slot<T>>,
     begun: Instant,
-    /// A reader went away with an error, so whoever it was has to be told when there is an answer.
+    /// A reader left with an error, so it has to be notified when there is an answer.
     missed: AtomicBool,
     /// Somebody doubts what is known; for kinds that are not watched.
     pub(super) doubt: Notify,
@@ -228,7 +228,7 @@ impl<T: Clone> Cell<T> {
         self.slot.send_modify(|slot| slot.trouble = Some(trouble));
     }
 
-    /// Notes an answer; true when somebody has to be told, `differs` being asked what was known before.
+    /// Notes an answer. Returns true if readers have to be notified; `differs` compares it with the known state.
     pub(super) fn answer(&self, value: T, differs: impl FnOnce(&Known<T>, &T) -> bool) -> bool {
         let mut changed = false;
         self.slot.send_modify(|slot| {

@@ -70,7 +70,7 @@ use crate::types::{Clock, EventRecorder, PodExt as _, PodUid};
 /// Reason why an object is not available now.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ObjectError {
-    /// The API server does not answer and no copy is on record.
+    /// The API server does not answer and no copy is recorded.
     #[error("get {kind} {key}: the API server does not answer and no copy is on record: {why}")]
     Unreachable {
         /// Kind.
@@ -216,7 +216,7 @@ impl fmt::Debug for Objects {
 }
 
 impl Objects {
-    /// A cache over `store`; without `api` only what is on record can be had. It has no keys, so it records no
+    /// A cache over `store`; without `api` only recorded objects are available. It has no keys, so it records no
     /// secrets.
     pub fn new(store: Store, clock: Arc<dyn Clock>, api: Option<ApiClient>) -> Self {
         let vault = Arc::new(Vault::without_keys());
@@ -388,7 +388,7 @@ impl Objects {
     }
 
     /// A configMap; `None` when the API server says that there is none. Waits for the first answer of the watch, at
-    /// most 10 s from its begin (5 s when a copy is on record), or 2 s (1 s) from the call. Cancel-safe.
+    /// most 10 s from its begin (5 s when a copy is recorded), or 2 s (1 s) from the call. Cancel-safe.
     ///
     /// # Errors
     /// See [`ObjectError`].
@@ -420,7 +420,7 @@ impl Objects {
         }
     }
 
-    /// All services of the cluster that have a cluster IP, once the list was seen or is on record: names, cluster IP
+    /// All services of the cluster that have a cluster IP, once the list was seen or is recorded: names, cluster IP
     /// and ports only. Waits as [`Objects::config_map`] does.
     ///
     /// # Errors
@@ -573,7 +573,7 @@ impl Objects {
             .min()
     }
 
-    /// Writes records, follows the key file and tells of tokens that fall due, until `token` is cancelled; then
+    /// Writes records, follows the key file and notifies of tokens that fall due, until `token` is cancelled; then
     /// writes what is left and ends the watches.
     pub async fn run(self, token: CancellationToken) {
         tokio::join!(

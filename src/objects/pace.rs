@@ -26,7 +26,7 @@ const GROWING: Duration = Duration::from_secs(120);
 const PER_CLAIM: Duration = Duration::from_secs(40);
 const CLAIM_MIN: Duration = Duration::from_secs(180);
 const CLAIM_MAX: Duration = Duration::from_secs(900);
-/// Pause for everything else at rest: what matters of it, its claim tells.
+/// Pause for everything else at rest: its claim shows all that matters.
 const SELDOM: Duration = Duration::from_secs(3600);
 /// Age from which an object is read again for a caller that wants a fresh one.
 pub(super) const FRESH: Duration = Duration::from_secs(10);

@@ -244,7 +244,7 @@ async fn reencrypt(ctx: &Context) {
     }
 }
 
-/// Counts the records that cannot be decrypted, and tells when there are more than `before`.
+/// Counts the records that cannot be decrypted, and logs when there are more than `before`.
 fn tell_unreadable(ctx: &Context, before: usize) -> usize {
     let state = ctx.store.snapshot();
     let mut keys = BTreeSet::new();

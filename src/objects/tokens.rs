@@ -334,7 +334,7 @@ impl TokenEntry {
         }
     }
 
-    /// Time until somebody should be told that the token is due, as the back-off allows it.
+    /// Returns the time until the pod should be notified that the token is due, as the back-off allows it.
     fn until_told(&self, now: Stamp) -> Option<Duration> {
         if self.is_passing() {
             return None;

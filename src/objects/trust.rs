@@ -49,7 +49,7 @@ pub(super) fn record_key(name: &str) -> String {
     format!("{RECORDS}{name}")
 }
 
-/// A slot with what is on record.
+/// A slot with the recorded bundles.
 pub(super) fn cell(ctx: &Context) -> Arc<Cell<Bundles>> {
     let keys = ctx.recorded_keys(RECORDS).into_iter();
     let recorded: TrustBundles = keys

@@ -114,7 +114,7 @@ impl fmt::Debug for Vault {
 }
 
 impl Vault {
-    /// Reads the key file; makes it when it is absent. What is wrong is logged and told by [`Vault::trouble`]: the
+    /// Reads the key file; makes it when it is absent. Errors are logged and reported by [`Vault::trouble`]: the
     /// agent runs without. Blocks for as long as the disk does.
     pub fn open(file: KeyFile, now: Stamp) -> Self {
         let vault = Self {

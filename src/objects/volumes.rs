@@ -306,7 +306,7 @@ impl Objects {
     }
 
     /// The claims, volumes and attachments of a pod should be up to date: they are asked for again, each ten seconds after
-    /// it was last. The pod is told when something differs. Never waits.
+    /// it was last. The pod is notified if something differs. Never waits.
     pub fn refresh(&self, of: &PodUid) {
         lock(&self.inner.tables).refresh(of);
     }

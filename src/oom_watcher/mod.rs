@@ -3,9 +3,9 @@
 //! In: the kernel's log, read by `kmsg` and understood by [`core::oom`](crate::core::oom). Out: the node's event
 //! `SystemOOM`, events `OOMKilled` of pods, a metric. Pods and containers are found by the victim's cgroup.
 //!
-//! **Invariant:** each kill gives its events once. How far events were emitted is on record by boot and number, since a new reader
-//! gets the whole log. Where nothing of this boot is on record, what the log has at the first reading is history. A kill within
-//! the last tenths of a second before the agent is killed itself may be told twice.
+//! **Invariant:** each kill gives its events once. How far events were emitted is recorded by boot and number, since a
+//! new reader gets the whole log. Where nothing of this boot is recorded, what the log has at the first reading is
+//! history. A kill within the last tenths of a second before the agent is killed itself may be reported twice.
 
 mod kmsg;
 
@@ -47,7 +47,7 @@ pub trait Cgroups: Send + Sync {
 
 /// Dependencies of the watcher.
 pub struct OomWatcherParts {
-    /// Remembers how far the log was told, and knows containers by their IDs.
+    /// Stores the position in the log, and knows containers by their IDs.
     pub store: Store,
     /// Time.
     pub clock: Arc<dyn Clock>,
@@ -67,7 +67,7 @@ pub struct OomWatcherParts {
 pub struct OomWatcher {
     parts: OomWatcherParts,
     parser: oom::Parser,
-    /// Number of the newest record that was told; `None` until the log was read for the first time in this boot.
+    /// Number of the newest record that was reported; `None` until the log was read for the first time in this boot.
     position: Option<u64>,
     /// Number of the newest record that was read.
     read: Option<u64>,
@@ -93,7 +93,7 @@ impl Position {
 }
 
 impl OomWatcher {
-    /// A watcher that has not begun, and goes on from what is on record.
+    /// A watcher that has not begun, and continues from the recorded position.
     pub fn new(parts: OomWatcherParts) -> Self {
         let position = recorded(&parts.store.snapshot(), &parts.kernel_boot_id);
         Self {
@@ -184,7 +184,7 @@ impl OomWatcher {
         self.keep();
     }
 
-    /// Puts the position on record, once for all that came at once. A store that fails tells so through its health.
+    /// Records the position, once for all that came at once. A store that fails reports that through its health.
     fn keep(&mut self) {
         let Some(sequence) = self.position.filter(|_| self.moved) else {
             return;
@@ -260,7 +260,7 @@ impl OomWatcher {
         }
     }
 
-    /// The pod of a cgroup: by its name, else by a container that is on record.
+    /// The pod of a cgroup: by its name, else by a recorded container.
     fn uid_at(&self, path: &str) -> Option<PodUid> {
         let by_name = self.parts.cgroups.pod_at(path);
         by_name.or_else(|| Some(container_at(&self.parts.store.snapshot(), "", path)?.uid))
@@ -292,7 +292,7 @@ impl Victim {
     }
 }
 
-/// A container on record.
+/// A recorded container.
 struct Found {
     uid: PodUid,
     name: String,

@@ -43,7 +43,7 @@ struct World {
 }
 
 impl World {
-    /// A node with pod `web`, whose container `main` is on record.
+    /// A node with pod `web`, whose container `main` is recorded.
     async fn new() -> Self {
         let store = Store::in_memory(Arc::new(Still));
         let started = ContainerRecord {

@@ -1,8 +1,8 @@
 //! Events that may end back-offs early, and the pods that wait for them. `core::backoff::early` decides.
 //!
-//! In: events of the node (API server, network, clock, CSI drivers), of devices, images, configMaps, secrets and pods. Out: those that a pod's
-//! next step has to look at, and which pods to wake. Kept in memory: what ended a back-off is on record, and an event of an earlier
-//! run of the agent ended what it could.
+//! In: events of the node (API server, network, clock, CSI drivers), of devices, images, configMaps, secrets and pods.
+//! Out: those that a pod's next step has to look at, and which pods to wake. Kept in memory: what ended a back-off is
+//! recorded, and an event of an earlier run of the agent ended what it could.
 //!
 //! Only pods in back-off are registered, so idle pods cost nothing.
 

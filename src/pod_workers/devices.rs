@@ -150,7 +150,8 @@ async fn reject(
     Ok(())
 }
 
-/// Returns what a container gets with its devices and claims, after the plugins of its devices were told that it starts.
+/// Returns what a container gets with its devices and claims, after the plugins of its devices were notified of its
+/// start.
 ///
 /// # Errors
 /// The reason why it cannot start.

@@ -12,7 +12,7 @@ use crate::types::{Event, EventType, PodUid, causes};
 /// Reason of the event about a step without an event of its own. Upstream: `events.FailedSync`.
 const REASON: &str = "FailedSync";
 
-/// Returns what to do about an error that nothing else tells of.
+/// Returns the remedy for an error that nothing else reports.
 fn remedy(error: &StepError) -> Option<&'static str> {
     match error {
         // The store tells of itself, and what is outdated is decided again at once.
@@ -49,7 +49,7 @@ fn remedy(error: &StepError) -> Option<&'static str> {
     }
 }
 
-/// Emits an event about a failed step, unless it has one already or was told of a moment ago.
+/// Emits an event about a failed step, unless it has one already or was reported a moment ago.
 pub(super) fn tell(context: &WorkerContext, job: &Job, failure: &StepFailure) {
     let Some(remedy) = remedy(&failure.error).filter(|_| !failure.is_told) else {
         return;

@@ -1,7 +1,7 @@
 //! Volumes of kind `image`: their images are pulled like those of containers, and the runtime mounts them.
 //!
 //! Nothing of them is on the node's side of a container, so the volume manager leaves them out. A runtime that is
-//! known not to mount images is told apart by its version before anything is pulled: it would silently mount an
+//! known not to mount images is recognized by its version before anything is pulled: it would silently mount an
 //! empty path instead.
 
 use std::collections::BTreeSet;

@@ -1,7 +1,7 @@
 //! Completes what a pod's isolation needs from the runtime and the store: the user namespace of its sandbox, the groups
 //! of its volumes, and the user of an image.
 //!
-//! **Invariant:** the users a pod has for its own are on record before its sandbox is made, and no other pod
+//! **Invariant:** the users a pod has for its own are recorded before its sandbox is made, and no other pod
 //! gets them until the pod is purged.
 
 use k8s_openapi::api::core::v1::{Container, Pod};
@@ -77,7 +77,7 @@ fn security(config: &mut v1::PodSandboxConfig) -> Option<&mut v1::LinuxSandboxSe
     config.linux.as_mut()?.security_context.as_mut()
 }
 
-/// The pod's users: those on record, else new ones, which are on record when this returns.
+/// Returns the pod's users: the recorded ones, else new ones, which are recorded when this returns.
 async fn range(context: &WorkerContext, pod: &Pod) -> Result<Range, StepError> {
     let key = userns::key(pod.namespace(), &pod.uid());
     let unreadable = |error: Unparseable| StepError::Sandbox(causes(&error));
@@ -114,7 +114,7 @@ pub(super) fn user_namespace(config: &v1::PodSandboxConfig) -> Option<&v1::UserN
 /// told when the image was looked for.
 ///
 /// # Errors
-/// When the runtime does not tell, or does not have the image (any more).
+/// When the runtime does not answer, or does not have the image (any more).
 pub(super) async fn image_user(
     context: &WorkerContext,
     pod: &Pod,

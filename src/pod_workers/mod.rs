@@ -444,7 +444,7 @@ impl PodWorkers {
         }
     }
 
-    /// Removes the worker of a pod that is forgotten, and tells whoever waits for that.
+    /// Removes the worker of a pod that is forgotten, and wakes the waiters for that.
     fn remove(&self, uid: &PodUid) {
         let mut handles = self.handles();
         let removed = handles.remove(uid);

@@ -123,8 +123,8 @@ pub(super) fn mounts_recursively(context: &WorkerContext, pod: &Pod) -> Option<b
     context.runtime_state.mounts_recursively(&handler)
 }
 
-/// The images that volumes of kind `image` stand for, as they were resolved; told in statuses. Shared handle, kept in
-/// memory: a restarted agent goes on with what the recorded status says.
+/// The images that volumes of kind `image` stand for, as they were resolved; reported in statuses. Shared handle, kept
+/// in memory: a restarted agent goes on with what the recorded status says.
 #[derive(Clone, Debug, Default)]
 pub struct VolumeImages(Arc<Mutex<HashMap<PodUid, BTreeMap<String, String>>>>);
 

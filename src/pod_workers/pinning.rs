@@ -2,7 +2,7 @@
 //! where a running one has others, and each running one once after a start of the agent. Upstream: `PreCreateContainer` and
 //! `reconcileState`.
 //!
-//! **Invariant:** before a container starts that has CPUs for itself, those that share CPUs were told to leave them.
+//! **Invariant:** before a container starts that has CPUs for itself, those that share CPUs were moved off them.
 //!
 //! **Invariant:** a running container uses no CPU that is not on its record. What it gets is recorded before the runtime is
 //! told, and what it loses when the runtime has answered.
@@ -25,7 +25,7 @@ use crate::types::{ContainerId, PodExt, causes};
 
 /// Longest wait for the runtime to tell one container its CPUs, and for the turn to ask it.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// Number of containers that are told at a time.
+/// Number of containers that are updated at a time.
 const AT_A_TIME: usize = 16;
 
 /// Confines a container that is about to be created, and takes the CFS quota off one that has CPUs for itself. Returns the CPUs
@@ -101,8 +101,8 @@ pub(super) fn started(
     }
 }
 
-/// Brings CPUs in order before a container starts whose start is on record: others leave the ones that it has for itself, and
-/// it gets those that were assigned since it was created.
+/// Brings CPUs in order before a container starts whose start is recorded: others leave the ones that it has for
+/// itself, and it gets those that were assigned since it was created.
 pub(super) async fn before_start(
     context: &WorkerContext,
     job: &Job,
@@ -187,8 +187,9 @@ async fn tell_in_turn(context: &WorkerContext, due: &Update) -> Result<(), Commi
     record(context, &update).await
 }
 
-/// Decides what a container is told, in its turn, and records all CPUs that it may use until the runtime has answered. Decides
-/// once more when that is on record: whoever gets CPUs for itself later finds the record and has the container leave them.
+/// Decides what a container is told, in its turn, and records all CPUs that it may use until the runtime has answered.
+/// Decides once more when that is recorded: whoever gets CPUs for itself later finds the record and has the container
+/// leave them.
 async fn claim(context: &WorkerContext, id: &ContainerId) -> Result<Option<Update>, CommitError> {
     let pinning = &context.pinning;
     loop {
@@ -244,7 +245,7 @@ fn message(context: &WorkerContext, update: &Update) -> v1::LinuxContainerResour
     told
 }
 
-/// Forgets what a container was told that is gone.
+/// Deletes the record of a removed container.
 async fn forget(context: &WorkerContext, update: &Update) {
     context.pinning.set_confirmed(&update.id, None);
     let state = context.store.snapshot();

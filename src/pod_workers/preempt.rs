@@ -1,6 +1,6 @@
 //! Ending the pods that make room for a critical one: the events of the victims, and the wake-up of their workers.
 //!
-//! `core::pod_worker::before_step` puts their ends on record with the critical pod's admission.
+//! `core::pod_worker::before_step` records their ends with the critical pod's admission.
 
 use std::collections::HashMap;
 use std::sync::MutexGuard;
@@ -30,7 +30,7 @@ pub(super) fn mark<'a>(
     handles
 }
 
-/// Has the victims of `job` stopped, once they are on record with the admission of its pod. Does not wait for them, as
+/// Has the victims of `job` stopped, once they are recorded with the admission of its pod. Does not wait for them, as
 /// upstream's `evictPodsToFreeRequests` does.
 pub(super) fn carry_out(workers: &PodWorkers, job: &Job) {
     let Some(preemption) = &job.preemption else {

@@ -2,7 +2,7 @@
 //! to be mounted, or to the reason why that is not known yet. Upstream: `desiredStateOfWorldPopulator`.
 //!
 //! In: a pod, and the objects as they can be had. Out: a [`Resolved`] or a text for users, per volume. Nothing is
-//! mounted here, and nothing waits longer than the objects do: whoever asked is told when one of them changes.
+//! mounted here, and nothing waits longer than the objects do: the caller is notified when one of them changes.
 //!
 //! **Invariant:** a volume that is mounted stays resolved, whatever becomes of its claim: a pod that runs is not
 //! disturbed.

@@ -1,9 +1,9 @@
 //! Puts in force what a resize has allocated. Upstream: `doPodResizeAction`.
 //!
-//! In: the pod with what is allocated to it, what the runtime was told last, what runs. Out: the runtime notified of
-//! the sandbox's new resources, the pod's cgroup grown, containers updated, the cgroup shrunk, each container's new
-//! resources on record after the runtime took them, and those of the pod as a whole at the end; containers that have
-//! to be restarted for it are named to the caller.
+//! In: the pod with what is allocated to it, the resources last sent to the runtime, what runs. Out: the runtime
+//! notified of the sandbox's new resources, the pod's cgroup grown, containers updated, the cgroup shrunk, each
+//! container's new resources on record after the runtime took them, and those of the pod as a whole at the end;
+//! containers that have to be restarted for it are named to the caller.
 //!
 //! **Invariant:** cut off anywhere, the next sync finds the same difference or a smaller one: all that is
 //! done here may be done twice. An allocation that comes meanwhile marks what may be done and not recorded, and
@@ -108,7 +108,7 @@ pub(super) fn explain(actions: &mut PodActions, restarts: &[ContainerId]) {
 }
 
 /// Brings running containers to what is allocated. Returns those that have to be restarted for it; they get
-/// it when they are made again. What the kernel or the runtime refuses is on record for the status, and is
+/// it when they are made again. What the kernel or the runtime refuses is recorded for the status, and is
 /// tried again with the next sync.
 pub(super) async fn actuate(
     context: &WorkerContext,

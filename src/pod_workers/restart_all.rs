@@ -1,4 +1,4 @@
-//! Restarting all containers of a pod in place: the steps of [`crate::core::restart_all`] are put on record.
+//! Restarting all containers of a pod in place: records the steps of [`crate::core::restart_all`].
 //!
 //! **Invariant:** no container is stopped for such a restart, and none starts because of it, before the step that wants it
 //! is on the disk.
@@ -10,7 +10,7 @@ use crate::core::restart_all::{self, Seen};
 use crate::types::Stamp;
 use crate::types::runtime::PodStatus;
 
-/// Records the next step of a restart, if there is one to be made. Exits are on record already.
+/// Records the next step of a restart, if there is one to be made. Exits are recorded already.
 ///
 /// # Errors
 /// When the step cannot be recorded; nothing is done then.

@@ -241,9 +241,9 @@ fn others_show(pod: &Pod, container: &Container, status: &PodStatus) -> bool {
     })
 }
 
-/// Empties the termination message file of a container for an attempt whose start is on record, and with it the message of
-/// the attempt before. `intended` is when a start of the very same
-/// attempt was recorded before: what was written since is kept.
+/// Empties the termination message file of a container for an attempt whose start is recorded, and with it the message
+/// of the attempt before. `intended` is when a start of the very same attempt was recorded before: what was written
+/// since is kept.
 ///
 /// # Errors
 /// The reason why the file is not available, and the remedy.

@@ -285,7 +285,7 @@ pub(super) async fn check_listing(
     Err(error)
 }
 
-/// The status of a pod, newer than what was last done to it. One that does not come is told of.
+/// The status of a pod, newer than what was last done to it. A missing one is logged.
 pub(super) async fn observed(context: &WorkerContext, job: &Job) -> Result<Observed, StepError> {
     let observed = context.pleg.status_newer_than(&job.uid, job.acted).await;
     observed.map_err(|error| {
@@ -315,7 +315,7 @@ fn tell_deadline(
 }
 
 /// Brings the content of a running pod's volumes up to date. What cannot be had leaves the former content:
-/// the pod runs on, users are told by an event, and the next sync tries again.
+/// the pod runs on, users get an event, and the next sync tries again.
 async fn refresh_volumes(
     context: &WorkerContext,
     job: &Job,

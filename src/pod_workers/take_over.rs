@@ -1,11 +1,11 @@
 //! Taking over the volumes of pods that run without a record of them: after the store was lost, with an old one, and of
 //! the kubelet that was here before. Upstream: the volume manager's `reconstruct`.
 //!
-//! In: what is mounted for pods and is not on record, the pods as their sources have them, the claims they lead to. Out:
+//! In: what is mounted for pods and is not recorded, the pods as their sources have them, the claims they lead to. Out:
 //! records, and word to the volume manager of how much is known. With a store that is whole there is nothing to do, and
 //! nobody is asked.
 //!
-//! **Invariant:** a pod whose volumes cannot be told yet is not a pod without volumes.
+//! **Invariant:** a pod whose volumes are not identified yet is not a pod without volumes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -29,7 +29,7 @@ const LATEST: Duration = Duration::from_secs(30);
 /// Longest wait for the objects that one pod refers to, per pass.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Goes on until every volume that is mounted for a pod is on record, then idles until `token` is cancelled.
+/// Goes on until every volume that is mounted for a pod is recorded, then idles until `token` is cancelled.
 pub async fn take_over(workers: PodWorkers, ready: SourcesReady, token: CancellationToken) {
     let work = async {
         let mut pause = SOONEST;
@@ -76,7 +76,7 @@ enum Owner {
     Gone,
 }
 
-/// Takes over what can be told now. Returns whether nothing is left.
+/// Takes over the volumes that can be identified now. Returns whether nothing is left.
 async fn look(
     workers: &PodWorkers,
     ready: &SourcesReady,

@@ -116,7 +116,7 @@ pub(super) async fn sync_terminated(
     Ok(StepOutcome::done(false))
 }
 
-/// Stops what runs of a pod that is finished: the runtime did not list it when the pod was stopped. What is on record
+/// Stops what runs of a pod that is finished: the runtime did not list it when the pod was stopped. What is recorded
 /// and was told of the pod stays.
 pub(super) async fn stop_left_running(
     context: &WorkerContext,

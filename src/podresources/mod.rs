@@ -213,7 +213,7 @@ impl PodResources {
         claims.into_iter().map(dynamic_resource).collect()
     }
 
-    /// A pod with its sidecars and main containers; other init containers are not told of, as upstream.
+    /// A pod with its sidecars and main containers; other init containers are left out, as upstream.
     fn resources(&self, pod: &Pod) -> proto::PodResources {
         let told = [ContainerKind::Sidecar, ContainerKind::Main];
         let recorded = self.pinning.as_ref().map(|p| p.recorded(&pod.uid()));

@@ -16,7 +16,7 @@
 //!
 //! The parts: [`codec`] is the format on disk, [`backend`] the engines, `request` its queue, `writer` the group commit and
 //! `recovery` the way out of the degraded mode, `paced` the writer of simulations, `shared` what the writer and the handles share, `receipt` the receipts, `health` errors and health,
-//! `handle` what callers hold, [`mounts`] what is on record of the file systems that directories are on.
+//! `handle` what callers hold, [`mounts`] what is recorded of the file systems that directories are on.
 
 pub mod backend;
 pub mod backup;

@@ -9,7 +9,7 @@
 //! - `db` is a row of segments of 512 KiB. A segment begins with 20 bytes: inverted CRC-32 of the rest, its
 //!   log sequence number (LSN) and the highest stable LSN, both XORed with `i64::MAX`.
 //! - A message is: inverted CRC-32 of body and header, kind, then body length, segment number and page id
-//!   as variable-length integers, then the body. The segment number tells a live message from the rest of
+//!   as variable-length integers, then the body. The segment number distinguishes a live message from the rest of
 //!   an older segment that was overwritten.
 //! - Bodies over a quarter of a segment lie in `blobs/<lsn>`: CRC-32, kind, data.
 //!

@@ -18,7 +18,7 @@ use super::hardware;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct BootId(pub u64);
 
-/// The facts that tell one boot from another.
+/// The facts that distinguish one boot from another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BootIdentity {
     /// `/proc/sys/kernel/random/boot_id`.
@@ -100,7 +100,7 @@ pub const MACHINE_RECORD: &str = "machine";
 /// Has the node's name, below the state directory.
 pub const NODE_NAME_RECORD: &str = "node-name";
 
-/// Returns the name of the node that the store in `state_dir` is kept for, if it is on record. Blocking.
+/// Returns the name of the node that the store in `state_dir` is kept for, if it is recorded. Blocking.
 pub fn node_name_of(state_dir: &Path) -> Option<String> {
     let text = fs::read_to_string(state_dir.join(NODE_NAME_RECORD)).ok()?;
     let name = text.trim();
@@ -115,7 +115,7 @@ struct MachineRecord {
 }
 
 /// The ID of this machine for the store in `state_dir`. A machine whose system is in memory makes another `/etc/machine-id`
-/// at each boot; while its hardware is the one on record, it keeps the ID that is on record.
+/// at each boot; while its hardware is the recorded one, it keeps the recorded ID.
 pub fn machine_id_of(state_dir: &Path) -> String {
     let recorded = fs::read(state_dir.join(MACHINE_RECORD)).ok();
     let recorded = recorded.and_then(|text| serde_json::from_slice(&text).ok());

@@ -1,4 +1,4 @@
-//! Events: what the agent tells users about their pods. Lower layers report through [`EventRecorder`];
+//! Events: the agent's reports to users about their pods. Lower layers report through [`EventRecorder`];
 //! the recorder above them writes the journal, the log and (with an API server) the Event object.
 
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! Facts by which a machine is known that has no ID of its own on disk.
 //!
-//! **Invariant:** the numbers of the firmware come first and keep their form: they are on record.
+//! **Invariant:** the numbers of the firmware come first and keep their form: they are stored.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -93,8 +93,8 @@ fn network(root: &Path) -> Option<String> {
     (!all.is_empty()).then(|| format!("{NETWORK} {}", all.join(" ")))
 }
 
-/// Returns what the store's file system says, for a machine of which [`of`] says nothing. It tells no machines apart, but
-/// what is on them: it counts only where the machine's ID is in memory, and so says nothing at all.
+/// Returns what the store's file system says, for a machine of which [`of`] says nothing. It does not distinguish
+/// machines, but what is on them: it counts only where the machine's ID is in memory, and so says nothing at all.
 pub(super) fn by_disk(machine_id: &FileSystem, store: &FileSystem) -> Option<String> {
     let in_memory = ["tmpfs", "ramfs", "rootfs"].contains(&machine_id.fstype.as_str());
     let uuid = store.uuid.as_ref().filter(|_| in_memory)?;

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use super::Stamp;
 
-/// Until it is told for the second time.
+/// Time before the second report.
 const FIRST: Duration = Duration::from_secs(60);
-/// At most between two times.
+/// Longest time between two reports.
 const LAST: Duration = Duration::from_secs(3600);
 
 #[derive(Clone, Copy, Debug)]

@@ -13,7 +13,7 @@ pub enum ContainerState {
     Running,
     /// Finished.
     Exited,
-    /// The runtime cannot tell.
+    /// The runtime does not know.
     Unknown,
 }
 

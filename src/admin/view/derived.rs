@@ -30,8 +30,8 @@ pub(super) fn node(state: &State, index: &PodIndex) -> Vec<Row> {
     vec![row]
 }
 
-/// The events among the lines of the journal, oldest first. The newest line of an event has what is on record of its
-/// object in the API server; what is on record and in no line follows.
+/// The events among the lines of the journal, oldest first. The newest line of an event has what is recorded of its
+/// object in the API server; what is recorded and in no line follows.
 pub(super) fn events(state: &State, index: &PodIndex) -> Vec<Row> {
     let kept = kept_events(state);
     let mut objects: HashMap<_, &KeptEvent> = HashMap::new();
@@ -200,7 +200,7 @@ fn object(kept: &KeptEvent) -> Value {
     })
 }
 
-/// The row of an event that no line of the journal tells of (any more).
+/// The row of an event that is in no line of the journal (any more).
 fn unlisted_row(kept: &KeptEvent) -> Row {
     let mut row = Row::new();
     let (event, pod) = (&kept.event, kept.event.pod.as_ref());

@@ -1,5 +1,5 @@
 //! Names of pods by UID, from every table that knows one: a pod whose spec is gone still has a name, and one
-//! that was forgotten has the name that its last journal line tells.
+//! that was forgotten has the name from its last journal line.
 
 use std::collections::{BTreeMap, BTreeSet};
 

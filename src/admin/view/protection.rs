@@ -243,7 +243,7 @@ pub(super) fn shutdown(state: &State, index: &PodIndex) -> Vec<Row> {
     vec![row("node", fields, &SHUTDOWN_FIELDS)]
 }
 
-/// A pod by its UID, with the names that are on record.
+/// A pod by its UID, with its recorded names.
 fn named(index: &PodIndex, uid: &PodUid) -> Row {
     let mut pod = rows::about(index, uid.as_str(), uid.as_str());
     pod.remove("key");

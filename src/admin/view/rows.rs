@@ -29,7 +29,7 @@ pub(super) fn all(state: &State, index: &PodIndex, table: Table) -> Vec<Row> {
     rows
 }
 
-/// Adds what is not on record by row.
+/// Adds what is not recorded by row.
 fn complete(state: &State, table: Table, rows: &mut [Row]) {
     if table == Table::Images {
         protection::judge(state, rows);

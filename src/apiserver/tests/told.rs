@@ -106,7 +106,7 @@ async fn each_request_that_is_refused_is_told_once_with_what_to_do() {
     assert_eq!(log.lines("(401)").len(), 1);
 }
 
-/// A clock whose boot-time clock goes as it is told, in seconds.
+/// A clock whose boot-time clock the test sets, in seconds.
 #[derive(Clone, Default)]
 struct Passing(Arc<AtomicI64>);
 

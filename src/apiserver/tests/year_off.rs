@@ -238,7 +238,7 @@ async fn a_clock_that_is_set_right_ends_the_trouble_at_once() {
     );
 }
 
-/// A clock that goes as it is told.
+/// A clock that the test sets.
 #[derive(Clone)]
 struct Going(Arc<AtomicI64>);
 

@@ -62,7 +62,7 @@ fn tell(
     }
 }
 
-/// A finding at `origin`. What is no place in a file is told of the file that is checked.
+/// A finding at `origin`. If it is no place in a file, the finding is about the file that is checked.
 fn finding(
     checked: &Checked,
     severity: Severity,

@@ -4,11 +4,11 @@
 //! In: the back-off on record, the causes that were seen, what ended early before, the time. Out: the cause to act on, and
 //! what has to be committed. [`Watch`] derives causes from what was observed of the node.
 //!
-//! **Invariants:** a cause ends the back-off of one container, image or volume at most once, across restarts of the agent, since its ID
-//! is on record with the back-off. A cause that can come and go by itself ends no second back-off of a container before as much
-//! time has passed as the back-off is long, so one that flaps restarts nothing in a loop. Of changes of the
-//! configuration, a few do within that time. The length of the back-off stays:
-//! the next one is the next longer one.
+//! **Invariants:** a cause ends the back-off of one container, image or volume at most once, across restarts of the
+//! agent, since its ID is recorded with the back-off. A cause that can come and go by itself ends no second back-off of
+//! a container before as much time has passed as the back-off is long, so one that flaps restarts nothing in a loop. Of
+//! changes of the configuration, a few do within that time. The length of the back-off stays: the next one is the next
+//! longer one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

@@ -17,7 +17,7 @@ fn all_ended() -> Vec<ContainerStatus> {
 
 const ALL: &[(&str, u32)] = &[("a", 0), ("b", 0), ("i", 0), ("s", 0)];
 
-/// The restart that is on record after the next step, if there is one.
+/// The restart that is recorded after the next step, if there is one.
 fn step(pod: &Pod, containers: Vec<ContainerStatus>, restart: Option<Restart>) -> Option<Restart> {
     let mut state = State::default();
     let status = runtime(containers);

@@ -264,8 +264,8 @@ pub fn forget_pod(state: &State, namespace: &str, uid: &PodUid) -> Transaction {
     transaction
 }
 
-/// Returns the end of the records whose owner is gone: a pod, or a volume that is not on record, of which `is_orphan` says of
-/// its UID that nothing knows it.
+/// Returns the end of the records whose owner is gone: a pod, or a volume that is not recorded, of which `is_orphan`
+/// says of its UID that nothing knows it.
 pub fn left_over(state: &State, is_orphan: impl Fn(&str) -> bool) -> Transaction {
     let mut transaction = Transaction::new();
     for kind in ALL {

@@ -26,7 +26,7 @@ impl Clock for TokioClock {
     }
 }
 
-/// A node that has as much of everything as is said, and pods that end when they are told to.
+/// A node that has as much of everything as is said, and pods that end when they are stopped.
 #[derive(Default)]
 struct Node {
     available: Mutex<u64>,
@@ -39,7 +39,7 @@ struct Node {
     /// Maximum age that each request for the usage of disks allowed.
     max_ages: Mutex<Vec<Duration>>,
     disks: Mutex<Disks>,
-    /// Evictions take long to be on record.
+    /// Recording an eviction takes long.
     is_slow: Mutex<bool>,
     /// Pods may be wanted that are not known.
     knows_no_pods: Mutex<bool>,

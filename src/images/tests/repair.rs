@@ -98,7 +98,7 @@ impl World {
             .unwrap();
     }
 
-    /// Events about suspects: reason, and whether a pod is told.
+    /// Events about suspects: reason, and whether they are about a pod.
     fn told(&self) -> Vec<(String, bool)> {
         let events = self.recorder.events().into_iter();
         events

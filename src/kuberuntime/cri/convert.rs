@@ -149,7 +149,7 @@ pub fn listed_container(container: &v1::Container) -> ContainerStatus {
     }
 }
 
-/// A container as an inspection shows it. An inspection does not tell the sandbox, a list does.
+/// A container as an inspection shows it. An inspection does not name the sandbox, a list does.
 ///
 /// A container whose start was cut off before its process was made is shown as created, without a hash:
 /// it has not run, and since nothing can start it any more, nothing may adopt it.

@@ -23,7 +23,7 @@ pub struct CriError {
     pub source: Option<Box<Status>>,
 }
 
-/// Kinds of failure a caller tells apart.
+/// Kinds of failure that callers distinguish.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CriErrorKind {
     /// Nobody answers on the socket, or the connection broke during the call (the outcome is unknown).

@@ -149,7 +149,7 @@ impl CriClient {
         }
     }
 
-    /// Space the images (and, where told, the containers) use.
+    /// Space that the images (and, if reported, the containers) use.
     ///
     /// # Errors
     /// See [`super::CriErrorKind`].

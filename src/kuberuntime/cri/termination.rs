@@ -2,7 +2,7 @@
 //! annotations and mounts; reading it is `kuberuntime::termination`.
 //!
 //! **Invariant:** the attempts of a container share one file, which is emptied before each start: what is in it is of the newest
-//! one that has been started. The message of an earlier one is on record.
+//! one that has been started. The message of an earlier one is recorded.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

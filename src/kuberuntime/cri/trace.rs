@@ -15,7 +15,7 @@ pub const TRACE_TARGET: &str = "holdfast_cri";
 
 type AddContext = fn(Request<()>) -> Result<Request<()>, Status>;
 
-/// A channel that tells the runtime which trace a call belongs to.
+/// A channel that passes the trace of a call to the runtime.
 pub(super) type TracedChannel = InterceptedService<Channel, AddContext>;
 
 pub(super) fn traced(channel: Channel) -> TracedChannel {

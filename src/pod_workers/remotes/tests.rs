@@ -1,4 +1,4 @@
-//! From claims on record to what is mounted, or to the text users read.
+//! From recorded claims to mounts, or to the text that users read.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -23,7 +23,7 @@ use crate::types::metrics::{HttpRequestLabel, Metrics, ReasonLabel};
 const LOG_LINES: usize = 10;
 const LOG_WINDOW: Duration = Duration::from_secs(10);
 
-/// The first part of each path that metrics tell apart; of `metrics` the first two.
+/// The first part of each path that metrics distinguish; of `metrics` the first two.
 const BUCKETS: [&str; 21] = [
     "attach",
     "checkpoint",

@@ -89,7 +89,7 @@ impl Fixture {
         self.logs.store.commit(transaction).await.unwrap();
     }
 
-    /// The pod's status as it is told to the API server.
+    /// The pod's status as it is reported to the API server.
     async fn status(&self, status: Value) {
         let record = StatusRecord {
             name: "web".to_owned(),

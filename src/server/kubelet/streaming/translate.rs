@@ -34,7 +34,7 @@ pub(super) struct Plan {
     pub(super) half_close: bool,
     /// Data that the client gets first, by channel.
     pub(super) greeting: Vec<(u8, Vec<u8>)>,
-    /// The channel on which a `Status` tells how it ended.
+    /// The channel on which a `Status` reports the end.
     pub(super) status: Option<u8>,
 }
 
@@ -352,7 +352,7 @@ pub(super) fn close_reason(end: End) -> (CloseCode, &'static str) {
     }
 }
 
-/// A `Status` for an end the runtime did not tell.
+/// A `Status` for an end that the runtime did not report.
 fn failure(reason: &str) -> String {
     serde_json::json!({
         "kind": "Status",

@@ -84,12 +84,12 @@ impl Channels {
         }
     }
 
-    /// The window's size can be told.
+    /// Returns whether the protocol can carry the window's size.
     pub(super) fn resizes(&self) -> bool {
         self.streams != V2
     }
 
-    /// The end is told as a `Status`, not as text.
+    /// Returns whether the end is reported as a `Status`, not as text.
     pub(super) fn has_status(&self) -> bool {
         self.streams == V4
     }

@@ -1,4 +1,4 @@
-//! Frames: 8 bytes of head, then the payload. The first bit tells control frames from data.
+//! Frames: 8 bytes of head, then the payload. The first bit distinguishes control frames from data.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
