@@ -89,7 +89,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Functions that the admin server needs from the rest of the agent. Called on threads that may block.
 pub trait AdminHooks: Send + Sync + 'static {
-    /// Records that were set aside.
+    /// Records in quarantine.
     fn quarantined(&self) -> Vec<Quarantined>;
     /// Writes a backup of the present state.
     ///

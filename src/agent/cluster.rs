@@ -3,8 +3,8 @@
 //! On disk: `<state-dir>/cluster` has the server and the hashes of the authorities' keys, the UID of the node's object, and
 //! what the API server of another cluster showed, if that made the agent end; as JSON.
 //!
-//! **Invariant:** the record names another cluster only after the store of the former one was set aside. So a crash in
-//! between repeats the change, and loses nothing of the new store.
+//! **Invariant:** the record names another cluster only after the store of the previous one was moved to quarantine. So
+//! a crash in between repeats the change, and loses nothing of the new store.
 
 use std::fs;
 use std::io;

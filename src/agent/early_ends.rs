@@ -21,7 +21,7 @@ use crate::types::host_addresses::HostAddresses;
 use crate::types::{Clock, blocking};
 use crate::volumemanager::csi::registry::Drivers;
 
-/// The node is looked at this often; the API server's answers are noticed at once.
+/// Poll interval of the node; the API server's answers are noticed at once.
 const PERIOD: Duration = Duration::from_secs(5);
 /// Images that changed and were not reported yet. What does not fit in costs a back-off its early end.
 const IMAGES: usize = 64;

@@ -42,7 +42,7 @@ pub(super) fn watch(base: &Base, started: &Started, tasks: &mut Tasks, token: &C
     tasks.add("OOM watcher", watcher.run(device, token.clone()));
 }
 
-/// Puts `oomScoreAdj` in force. An agent that may not goes on as it was started.
+/// Applies `oomScoreAdj`. An agent without the right to do so keeps the score that it was started with.
 pub(super) fn set_own_score(wanted: i32) {
     if let Err(error) = set_score(Path::new(OWN_SCORE), wanted) {
         warn!(%error, wanted, "oomScoreAdj has no effect; give the agent CAP_SYS_RESOURCE, or set OOMScoreAdjust in its unit");

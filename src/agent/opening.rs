@@ -147,7 +147,7 @@ fn record_machine(options: &OpenOptions) {
     }
 }
 
-/// `former`: why the store of the node that this one was is set aside, and where it is.
+/// `former`: the reason why the previous node's store was moved to quarantine, and its path.
 fn tell_how_it_opened(
     report: &OpenReport,
     former: Option<(&str, PathBuf)>,

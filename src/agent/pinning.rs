@@ -1,4 +1,4 @@
-//! Makes the CPU, memory and topology managers of the settings and the machine, and mends what is recorded.
+//! Makes the CPU, memory and topology managers of the settings and the machine, and corrects the records.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -27,7 +27,7 @@ const BILLION: i128 = 1_000_000_000;
 const CHANGED: &str = "ResourceAssignmentChanged";
 
 /// Makes the managers. `memory` is what the machine has, in bytes, if that is known. What is recorded and does not fit
-/// the machine is mended, with an event for each pod.
+/// the machine is corrected, with an event for each pod.
 ///
 /// # Errors
 /// When a setting cannot be used on this machine, or the store refuses a commit.
@@ -160,7 +160,7 @@ fn settings(
 }
 
 /// Returns the memory that is reserved on each NUMA node. A sum that the configuration alone makes wrong is refused; what the
-/// machine has made wrong is mended. Upstream: `getSystemReservedMemory` and `validateReservedMemory`.
+/// machine has made wrong is corrected. Upstream: `getSystemReservedMemory` and `validateReservedMemory`.
 fn reserved_memory(
     kubelet: &KubeletConfiguration,
     machine: &Machine,

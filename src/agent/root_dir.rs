@@ -26,7 +26,7 @@ const MARKER: &str = ".holdfast";
 const RECORD: &str = "root-dir";
 
 /// Sets the store aside if it was kept for a root directory that is gone, and claims the root directory for the store
-/// that is opened next. Returns where the former store is, if there was one. Blocking; the caller holds the lock of
+/// that is opened next. Returns where the previous store is, if there was one. Blocking; the caller holds the lock of
 /// the state directory.
 ///
 /// Errors of reading and writing are logged. The store then stays in use, and the next start tries again.
@@ -278,7 +278,7 @@ mod tests {
             .unwrap()
         }
 
-        /// Starts, remembers something and ends. Returns where the former store was put, whether what was remembered
+        /// Starts, remembers something and ends. Returns where the previous store was put, whether what was remembered
         /// before is still known, and the epoch.
         async fn run(&self) -> (Option<PathBuf>, bool, EpochRecord) {
             let former = claim(&self.root(), &self.state(), now());

@@ -1,4 +1,4 @@
-//! Taking a node over from another agent, or from an earlier life of which no record is left: which static
+//! Taking a node over from another agent, or from a previous run without records: which static
 //! pods run that are not recorded.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -18,7 +18,7 @@ pub enum Reachability {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Seen {
     now: Reachability,
-    /// It answered at least once in this life of the agent.
+    /// It answered at least once in this run of the agent.
     ever: bool,
 }
 

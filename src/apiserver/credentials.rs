@@ -148,7 +148,7 @@ impl Credentials {
         self.seen.clear();
     }
 
-    /// Has events of the node recorded, too, when it needs hands.
+    /// Has events of the node recorded, too, when it needs manual recovery.
     #[must_use]
     pub fn recording(mut self, recorder: Arc<dyn EventRecorder>) -> Self {
         self.recorder = Some(recorder);

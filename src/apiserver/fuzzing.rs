@@ -15,7 +15,7 @@ use secrecy::ExposeSecret as _;
 use super::kubeconfig;
 use super::plugin::Plugin;
 
-/// Reads a kubeconfig. One that names files is not looked at further.
+/// Reads a kubeconfig. One that names files is not read further.
 ///
 /// Asserts that a kubeconfig that is accepted names a server, and that no error has a token in it.
 pub(crate) fn kubeconfig(data: &[u8]) {

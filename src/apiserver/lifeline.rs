@@ -1,8 +1,8 @@
 //! The lifeline: credentials that outlast every certificate of the node and have one right, to ask for the next one.
 //!
 //! It is a kubeconfig with a client certificate of long life for the user `system:node:<name>`, in the group
-//! `holdfast:lifeline:<name>` instead of `system:nodes`: the Node authoriser gives it nothing, and the certificates controller approves what it
-//! asks for only if that is a certificate of the very same user.
+//! `holdfast:lifeline:<name>` instead of `system:nodes`: the Node authorizer gives it nothing, and the certificates
+//! controller approves what it asks for only if that is a certificate of the very same user.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

@@ -56,7 +56,7 @@ impl Asked {
 pub(super) struct Refusals {
     /// Those that were logged as errors, by method and resource.
     errors: BTreeSet<String>,
-    /// Since when, and when last, a request was refused that may be ahead of the authoriser.
+    /// Since when, and when last, a request was refused that may be ahead of the authorizer.
     early: BTreeMap<Asked, (Stamp, Stamp)>,
 }
 

@@ -24,7 +24,7 @@ impl Default for Standing {
 
 impl Standing {
     /// Returns what is wrong with the node's credentials and how to end it; `None` when nothing is that the agent does
-    /// not mend itself.
+    /// not correct itself.
     pub fn trouble(&self) -> Option<String> {
         self.0.borrow().trouble.clone()
     }

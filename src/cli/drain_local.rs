@@ -13,7 +13,7 @@ use super::{CliError, StateDir};
 use crate::admin::client::Client;
 use crate::admin::view::{Query, Row, Selector, View};
 
-/// Pause between two looks at the agent.
+/// Poll interval of the agent.
 const LOOK: Duration = Duration::from_millis(250);
 /// Longest time between the end of the groups' periods and the record of the drain's end, unless the disk hangs.
 const LATE: Duration = Duration::from_secs(10);

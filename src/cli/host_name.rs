@@ -17,7 +17,7 @@ const PATIENCE_ALONE: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Waits until `read` gives a name that is the host's own. Otherwise returns the name on record, `known`: a node whose network
-/// is away after a power cut has pods to start. A node by itself without such a name takes another in the end.
+/// is away after a power loss has pods to start. A node by itself without such a name takes another in the end.
 ///
 /// # Errors
 /// When a node `in_cluster` has no name of its own, and none is recorded.

@@ -8,7 +8,7 @@
 //!
 //! **Invariants.** What is sent is the whole of a list, with everything since: never a part. No answer is
 //! not an empty answer: in an outage the pods stay as they are. A pod that cannot be decoded stays as it was
-//! and holds up no other. A list that is older than what was seen before, in this life or an earlier one,
+//! and holds up no other. A list that is older than what was seen before, in this run of the agent or a previous one,
 //! counts only when a second one, [`STALE_CONFIRMATION`] later, says the same: then the API server was set
 //! back to a backup, and wins.
 //!

@@ -1,7 +1,7 @@
 //! The http source: a URL that serves a Pod or a PodList.
 //!
 //! GET every `check_frequency` and on reload; a body that did not change is not parsed again. An answer
-//! that is not a manifest freezes the pods of the URL. Upstream's `sourceURL`; unlike there, an empty body
+//! that is not a manifest keeps the pods of the URL as they are. Upstream's `sourceURL`; unlike there, an empty body
 //! is an error and not an empty list, and a redirect to another origin is not followed.
 //!
 //! **Invariant:** requests, and the headers of the configuration with them, go to one origin: scheme, host and port of the URL.

@@ -5,7 +5,7 @@
 //! into the updates channel. In: files, URLs, and at start the pods recorded in the store. Out:
 //! [`PodUpdate`]s, [`SourcesReady`], [`Origins`], the `sources` table, events about what is wrong.
 //!
-//! **Invariants.** A source that cannot be read freezes its own pods and nobody else's, also across a
+//! **Invariants.** An unreadable source keeps its own pods as they are, and affects no others, also across a
 //! restart. A pod that the store knows never comes out as an addition. Upstream's `config.PodConfig`,
 //! `sourceFile` and `sourceURL`.
 

@@ -56,14 +56,14 @@ pub enum ClaimError {
     /// The devices are on another node.
     #[error("ResourceClaim {0} is allocated for other nodes than this one")]
     OtherNode(String),
-    /// A former claim of that name is still prepared.
+    /// A previous claim of that name is still prepared.
     #[error(
         "a previous ResourceClaim {claim} with UID {uid} is not unprepared yet; this one waits for its pods to end"
     )]
     FormerClaim {
         /// Name of both claims.
         claim: String,
-        /// UID of the former one.
+        /// UID of the previous one.
         uid: String,
     },
     /// The record cannot be read.
@@ -276,7 +276,7 @@ pub fn reserved(
 }
 
 /// Returns the drivers that are to be asked to prepare a claim: those whose answer is not of this boot, and those that
-/// `is_current` does not confirm, since a new instance of a driver may have lost what the former one had written.
+/// `is_current` does not confirm, since a new instance of a driver may have lost what the previous one had written.
 pub fn due(
     record: &ClaimRecord,
     boot: BootId,
@@ -287,7 +287,7 @@ pub fn due(
     due.map(|(name, _)| name.clone()).collect()
 }
 
-/// Returns the record of a claim that a driver has prepared. Its devices replace those of a former answer.
+/// Returns the record of a claim that a driver has prepared. Its devices replace those of a previous answer.
 #[must_use]
 pub fn prepared(
     mut record: ClaimRecord,

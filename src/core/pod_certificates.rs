@@ -25,7 +25,7 @@ const OVERDUE: Duration = Duration::from_secs(600);
 const MIN_USE: Duration = Duration::from_secs(300);
 /// Longest delay of a refresh by chance, in milliseconds; upstream's `jitterDuration`.
 pub const JITTER_MS: i64 = 300_000;
-/// First and longest pause between two looks at a request.
+/// First and longest poll interval of a request.
 const POLL: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));
 /// First and longest pause after a failed attempt.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));

@@ -200,7 +200,7 @@ pub struct SourceSet {
     pub location: String,
     /// Completeness of the reading.
     pub reading: Reading,
-    /// Origins that are there but broken, with the error; their recorded pods are frozen.
+    /// Origins that are there but broken, with the error; their recorded pods are kept as they are.
     pub broken: BTreeMap<String, String>,
     /// The pods that could be read.
     pub pods: Vec<SourcedPod>,

@@ -202,7 +202,7 @@ impl Queue {
         self.end(false);
     }
 
-    /// Puts the object back after a failed attempt, at its former place.
+    /// Puts the object back after a failed attempt, at its previous place.
     pub(super) fn failed(&mut self) {
         self.put_back();
     }

@@ -2,9 +2,9 @@
 //!
 //! Sources are asked first, beside each other and without a lock. Then everything is looked at again, and removed by name.
 //!
-//! **Invariant:** that an image has to be brought again is on the disk before it is removed. An image stays if one of its names
-//! has no source, since the runtime may remove all of them together. So does one of which a container runs or is about to:
-//! a created container belongs to the worker of its pod.
+//! **Invariant:** the need to pull or import an image again is on the disk before it is removed. An image stays if one
+//! of its names has no source, since the runtime may remove all of them together. So does one of which a container runs
+//! or is about to: a created container belongs to the worker of its pod.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{MutexGuard, PoisonError};
@@ -406,7 +406,7 @@ impl ImageManager {
         Ok(Removal::Done)
     }
 
-    /// Records that all names of an image have to be brought again.
+    /// Records that all names of an image have to be pulled or imported again.
     pub(super) async fn record_removed(
         &self,
         names: &BTreeMap<String, String>,

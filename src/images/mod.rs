@@ -8,8 +8,8 @@
 //! secrets images came.
 //!
 //! An image is handed to a pod only if its files can be believed: `files` remember how far each pull got, `sync` brings
-//! the files to the disk after it, `repair` removes what a power cut may have damaged and brings it again, from its
-//! registry or from an archive of the preload directory (`preload`, `archive`, `import`).
+//! the files to the disk after it, `repair` removes what a power loss may have damaged and pulls or imports it again,
+//! from its registry or from an archive of the preload directory (`preload`, `archive`, `import`).
 //!
 //! A container of policy Always whose registry does not answer may start from the image it ran with before: `fallback`.
 //!
@@ -337,9 +337,9 @@ pub struct ImageManager {
     owed_slots: Mutex<HashMap<String, Arc<Semaphore>>>,
     /// One removal of suspects at a time. Nobody waits for a registry in it.
     healing: tokio::sync::Mutex<()>,
-    /// Wakes who brings again what was removed.
+    /// Wakes the task that pulls or imports removed images again.
     owing: tokio::sync::Notify,
-    /// Wakes who looks at suspects that no pod waits for.
+    /// Wakes the task that checks suspects that no pod waits for.
     doubting: tokio::sync::Notify,
     /// True while sandboxes wait for the repair of their image; see [`Self::sandbox_failed`].
     sandboxes_wait: tokio::sync::watch::Sender<bool>,

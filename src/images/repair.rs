@@ -1,4 +1,4 @@
-//! Images whose files cannot be believed: found, removed while a source of them answers, brought again.
+//! Images whose files cannot be believed: found, removed while a source of them answers, pulled or imported again.
 //!
 //! Comes in: the records of the earlier boot, failures of containers. Goes out: RemoveImage, and a pull or an import
 //! that unpacks anew. What is a suspect is decided in `core::images`.
@@ -6,7 +6,7 @@
 //! `heal` removes suspects, `rounds` schedules the checks of images.
 //!
 //! **Invariant:** every step can be made again: what was begun in another life is found by the records, and an image that
-//! was removed is brought again.
+//! was removed is pulled or imported again.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -87,7 +87,7 @@ impl ImageManager {
     }
 
     /// Notes that a container could not be made or started. If `error` points to the files of its image, the image is a
-    /// suspect from now on, and is removed and brought again when it is next asked for. Anything else does nothing.
+    /// suspect from now on, and is removed and pulled or imported again at its next use. Anything else does nothing.
     ///
     /// # Errors
     /// When it cannot be recorded.
@@ -121,9 +121,9 @@ impl ImageManager {
             .map(drop)
     }
 
-    /// Notes that a sandbox could not be made. If `error` points to the files of the image that sandboxes are made of, that
-    /// image is a suspect, is removed while a source of it answers, and brought again; sandboxes wait for that. Anything else
-    /// does nothing.
+    /// Notes that a sandbox could not be made. If `error` points to the files of the image that sandboxes are made of,
+    /// that image is a suspect, is removed while a source of it answers, and pulled or imported again; sandboxes wait
+    /// for that. Anything else does nothing.
     ///
     /// # Errors
     /// When it cannot be recorded.
@@ -397,7 +397,7 @@ impl ImageManager {
         }
     }
 
-    /// Gives pulls that nobody works on any more their outcome: whole after a sync, a suspect after a power cut, or
+    /// Gives pulls that nobody works on any more their outcome: whole after a sync, a suspect after a power loss, or
     /// nothing. A suspect that somebody else removed or replaced is none. Of one image, or of all.
     pub(super) async fn settle<S: ImageService>(
         &self,

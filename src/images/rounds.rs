@@ -35,8 +35,8 @@ const OWED_AT_ONCE: usize = 2;
 const FIRST_ROUND: Duration = Duration::from_secs(60);
 
 impl ImageManager {
-    /// Imports archives of the preload directory, finds suspects of an earlier boot and brings again what was removed,
-    /// until cancelled. Dropping it leaves records that the next run goes on with.
+    /// Imports archives of the preload directory, finds suspects of an earlier boot and pulls or imports removed images
+    /// again, until cancelled. Dropping it leaves records that the next run goes on with.
     pub async fn run<S: ImageService>(
         self: Arc<Self>,
         service: S,
@@ -120,7 +120,7 @@ impl ImageManager {
         }
     }
 
-    /// Brings again what was removed, each image by itself, after the `first` look at the suspects.
+    /// Pulls or imports removed images again, each by itself, after the `first` look at the suspects.
     async fn keep_owed<S: ImageService>(
         &self,
         service: &S,

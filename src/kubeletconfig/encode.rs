@@ -1,4 +1,4 @@
-//! The configuration in force, written as the file that says the same.
+//! Encodes the active configuration as an equivalent file.
 //!
 //! Secrets are left out: the values of `staticPodURLHeader`, and a user with a password in `staticPodURL`.
 //! Everything else reads back as it was.

@@ -150,7 +150,7 @@ impl AgentConfig {
         admin_socket(&self.state_dir)
     }
 
-    /// Address of the kubelet's API; `None` when it is turned off, or nobody could be let in (see
+    /// Address of the kubelet's API; `None` when it is turned off, or it could authorize nobody (see
     /// [`Self::server_locked`]).
     pub fn server_address(&self) -> Option<SocketAddr> {
         let k = &self.kubelet;

@@ -1,4 +1,4 @@
-//! The settings of the kubelet's API: where it listens, its certificate, who is let in.
+//! The settings of the kubelet's API: its address, its certificate, its authentication and authorization.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -52,7 +52,7 @@ pub struct ContainerInputs<'a> {
     pub volumes: &'a BTreeMap<String, PathBuf>,
     /// Resolved remote volumes, by name.
     pub remotes: &'a BTreeMap<String, Remote>,
-    /// Host paths of the parts of volumes it mounts, by the place of the mount in its `volumeMounts`.
+    /// Host paths of its subPath mounts, by the index of the mount in its `volumeMounts`.
     pub sub_paths: &'a BTreeMap<usize, PathBuf>,
     /// True if the pod's runtime handler can mount read-only recursively.
     pub recursive_read_only: bool,

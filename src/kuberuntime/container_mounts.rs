@@ -28,7 +28,7 @@ pub struct Attributes {
 }
 
 impl Attributes {
-    /// The attributes of a volume. `remote` is what it was resolved to, where its storage is elsewhere.
+    /// The attributes of a volume. `remote` is what a remote volume was resolved to.
     pub fn of(volume: &Volume, remote: Option<&Remote>) -> Self {
         if sources::is_content_volume(volume) {
             // Only the agent writes what it keeps up to date.
@@ -56,8 +56,8 @@ impl Attributes {
     }
 }
 
-/// The part of a volume that a mount asks for: `subPath`, or `subPathExpr` with its variables replaced. `None` = the
-/// whole volume. Upstream's `ExpandContainerVolumeMounts`.
+/// The path within a volume that a mount asks for: `subPath`, or `subPathExpr` with its variables replaced. `None` =
+/// the whole volume. Upstream's `ExpandContainerVolumeMounts`.
 ///
 /// # Errors
 /// Upstream's text when a variable is not set in the container's environment, or empty; and when its value is not UTF-8.

@@ -219,7 +219,7 @@ pub fn is_content_volume(volume: &Volume) -> bool {
         || volume.projected.is_some()
 }
 
-/// A volume whose storage is elsewhere, with the secrets that mounting it takes. These are never recorded
+/// A remote volume, with the secrets that mounting it takes. These are never recorded
 /// with it.
 #[derive(Clone)]
 pub struct Resolved {
@@ -257,7 +257,7 @@ pub struct Sources {
     pub trust_bundles: Option<Result<Arc<TrustBundles>, String>>,
     /// Keys and certificates of the pod.
     pub certificates: BTreeMap<CertificateRef, Result<PodKeyPair, String>>,
-    /// Volumes whose storage is elsewhere, by the name the pod gives them; an error is the text for users.
+    /// Remote volumes, by the name the pod gives them; an error is the text for users.
     pub remotes: BTreeMap<String, Result<Arc<Resolved>, String>>,
     /// Files that `fileKeyRef` takes variables from, by volume and path.
     pub files: BTreeMap<(String, String), EnvFile>,

@@ -167,12 +167,12 @@ pub struct NodeShutdownOptions {
 pub struct NodeShutdown {
     options: NodeShutdownOptions,
     orders: watch::Receiver<Option<Order>>,
-    /// The shutdown in force. The record may come later where the disk hangs.
+    /// The active shutdown. The record may come later where the disk hangs.
     current: Option<ShutdownRecord>,
 }
 
 impl NodeShutdown {
-    /// A manager that has not begun. A shutdown of this boot that is recorded is in force from here on.
+    /// A manager that has not begun. A shutdown of this boot that is recorded is active from here on.
     pub fn new(options: NodeShutdownOptions) -> Self {
         let record = ShutdownRecord::of(&options.store.snapshot());
         let now = options.clock.now();
@@ -267,7 +267,7 @@ impl NodeShutdown {
         }
     }
 
-    /// Takes a shutdown in force to its end, unless something else is in force meanwhile.
+    /// Completes the active shutdown, unless another one becomes active meanwhile.
     async fn release_in_time(&mut self, now: Announced, record: ShutdownRecord) {
         let mut announced = self.options.link.announced.clone();
         let mut orders = self.orders.clone();

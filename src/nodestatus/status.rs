@@ -30,7 +30,7 @@ use crate::types::{Clock, EventRecorder, Stamp};
 const FAST: Duration = Duration::from_millis(100);
 /// First pause after a failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// Part of the period by which a look may be late.
+/// Fraction of the period by which a poll may be late.
 const JITTER: f64 = 0.04;
 
 pub(super) struct StatusTask {
@@ -51,7 +51,7 @@ pub(super) struct StatusTask {
     started: Stamp,
     /// The node was seen in the API server, or made there, by this agent.
     pub(super) registered: bool,
-    /// The default labels and annotations of an existing node were looked at.
+    /// The default labels and annotations of an existing node were checked.
     pub(super) reconciled: bool,
     /// The node that was taken over was another machine's: its devices are not on this one.
     pub(super) was_other_machine: bool,

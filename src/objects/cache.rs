@@ -2,7 +2,7 @@
 //! the task that fills it.
 //!
 //! In: answers of a list-watch, a copy from the record. Out: the newest known object, with what is known about it:
-//! nothing yet, a recorded copy, or what the API server said in this life of the agent.
+//! nothing yet, a recorded copy, or what the API server said in this run of the agent.
 //!
 //! **Invariants:** an error never replaces what is known; only an answer that says there is none makes an object
 //! absent.
@@ -38,7 +38,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const WARMUP: Duration = Duration::from_secs(10);
 /// Interval at which a waiting reader checks for a lost connection.
 const LOOK: Duration = Duration::from_millis(250);
-/// First and longest pause after a failure. The first is short: the authoriser may not know of a pod yet.
+/// First and longest pause after a failure. The first is short: the authorizer may not know of a pod yet.
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
 /// A watch is renewed after this many seconds, at random, as upstream's reflectors do.
@@ -177,7 +177,7 @@ impl Trouble {
 pub(super) enum Known<T> {
     /// Nothing yet.
     Nothing,
-    /// A copy of an earlier life of the agent.
+    /// A copy from a previous run of the agent.
     Recorded(T),
     /// The API server's answer.
     Live(T),

@@ -4,7 +4,7 @@
 //! ([`volumes`]), the services of the cluster, tokens of their service accounts, certificates of theirs, and a word when
 //! one of them changes.
 //!
-//! One list-watch per configMap, secret and runtime class that a registered pod refers to (the Node authoriser allows
+//! One list-watch per configMap, secret and runtime class that a registered pod refers to (the Node authorizer allows
 //! nothing wider), one for all services; an immutable object is read once. Everything is recorded (`context` says
 //! how), so that pods start while the API server is away: a reader gets what the API server said in this life of the
 //! agent, else, when it does not answer in time, the recorded copy. Secrets and tokens are recorded encrypted

@@ -94,7 +94,7 @@ pub fn key_of(sealed: &[u8]) -> Option<KeyId> {
 #[derive(Default)]
 struct Loaded {
     ring: Option<Arc<Keyring>>,
-    /// Version of the file that was looked at last.
+    /// Version of the file that was read last.
     seen: Option<(u64, i64, i64, u64)>,
     trouble: Option<String>,
 }

@@ -1,12 +1,12 @@
 //! Claims, persistent volumes, attachments and CSI drivers.
 //!
-//! In: names, from pods and from one another. Out: the objects. The Node authoriser lets a node get the claims of its
-//! pods, the volumes of those and the attachments to itself one by one, and neither list nor watch them: they are asked
-//! for again, soon while something is expected of them, seldom later on (`pace`), and at once when somebody doubts what
-//! is known. CSI drivers are watched.
+//! In: names, from pods and from one another. Out: the objects. The Node authorizer permits a node to get the claims of
+//! its pods, the volumes of those and the attachments to itself one by one, and neither list nor watch them: they are
+//! asked for again, soon while something is expected of them, seldom later on (`pace`), and at once when somebody
+//! doubts what is known. CSI drivers are watched.
 //!
 //! **Invariant:** what a registered pod's volumes lead to is followed and on record like what its spec names, also
-//! before anybody has resolved them in this life of the agent.
+//! before anybody has resolved them in this run of the agent.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

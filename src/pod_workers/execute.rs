@@ -1,5 +1,5 @@
 //! Carrying out what `pod_actions` decided, in its order: kill, remove what never ran, forget init containers of a
-//! former sandbox, hooks that were cut off, sandbox, containers (ephemeral ones, then init containers, then the
+//! previous sandbox, hooks that were cut off, sandbox, containers (ephemeral ones, then init containers, then the
 //! others).
 //!
 //! **Invariant:** a container is started only with the receipt of its start intent, and removed only with

@@ -25,7 +25,7 @@ pub(super) struct Prepared {
     pub(super) recursive_read_only: bool,
 }
 
-/// Makes the parts of volumes ready that a container mounts, and looks up what else its mounts depend on.
+/// Prepares the subPath mounts of a container, and looks up the other inputs of its mounts.
 ///
 /// # Errors
 /// The message for a mount that is not available; the container then waits with `CreateContainerConfigError`.

@@ -1,4 +1,4 @@
-//! Volumes whose storage is elsewhere: from the volume of a pod through its claim and persistent volume to what is
+//! Remote volumes: from the volume of a pod through its claim and persistent volume to what is
 //! to be mounted, or to the reason why that is not known yet. Upstream: `desiredStateOfWorldPopulator`.
 //!
 //! In: a pod, and the objects as they can be had. Out: a [`Resolved`] or a text for users, per volume. Nothing is
@@ -79,7 +79,7 @@ impl Draft {
     }
 }
 
-/// Resolves the volumes that a container uses and whose storage is elsewhere. Waits as [`Objects`] does.
+/// Resolves the remote volumes that a container uses. Waits as [`Objects`] does.
 pub(super) async fn find(
     asker: &Asker<'_>,
     pod: &Pod,

@@ -1,4 +1,4 @@
-//! Puts in force what a resize has allocated. Upstream: `doPodResizeAction`.
+//! Applies what a resize has allocated. Upstream: `doPodResizeAction`.
 //!
 //! In: the pod with what is allocated to it, the resources last sent to the runtime, what runs. Out: the runtime
 //! notified of the sandbox's new resources, the pod's cgroup grown, containers updated, the cgroup shrunk, each

@@ -102,7 +102,7 @@ pub(super) async fn forget_init(
     Ok(())
 }
 
-/// Leaves one dead container of an init container's former attempts. Upstream:
+/// Leaves one dead container of an init container's previous attempts. Upstream:
 /// `pruneInitContainersBeforeStart`.
 pub(super) async fn prune_init(
     context: &WorkerContext,

@@ -314,7 +314,7 @@ fn tell_deadline(
     ));
 }
 
-/// Brings the content of a running pod's volumes up to date. What cannot be had leaves the former content:
+/// Brings the content of a running pod's volumes up to date. What cannot be had leaves the previous content:
 /// the pod runs on, users get an event, and the next sync tries again.
 async fn refresh_volumes(
     context: &WorkerContext,

@@ -118,7 +118,7 @@ impl World {
         world
     }
 
-    /// A new life of the agent.
+    /// A new run of the agent.
     fn start(&mut self) {
         let (results, receivers) = probe::channels();
         self.results = receivers;

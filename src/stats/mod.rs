@@ -157,7 +157,7 @@ impl StatsProvider {
         }))
     }
 
-    /// With the figures of volumes whose storage is elsewhere.
+    /// With the usage of remote volumes.
     #[must_use]
     pub fn with_volumes(self, volumes: Arc<dyn RemoteVolumes>) -> Self {
         let figures = RemoteFigures::new(volumes, Arc::clone(&self.0.clock));

@@ -32,7 +32,7 @@ pub struct Snapshot {
     pub pods: Vec<PodUsage>,
     /// Disks; `None` unless requested, and as long as they have not been measured for the first time.
     pub storage: Option<Arc<Storage>>,
-    /// Volumes whose storage is elsewhere.
+    /// Remote volumes.
     pub remotes: Vec<RemoteUsage>,
     /// Names of block devices; empty unless requested.
     pub devices: BTreeMap<DeviceNumber, String>,

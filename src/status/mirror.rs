@@ -387,8 +387,8 @@ struct Lives {
     other: bool,
 }
 
-/// Upstream: `tryReconcileMirrorPods`, which the sync of a static pod calls and so not before the former pod of its name
-/// is over, and `deleteOrphanedMirrorPods` with `IsPodForMirrorPodTerminatingByFullName`.
+/// Upstream: `tryReconcileMirrorPods`, which the sync of a static pod calls and so not before the previous pod of its
+/// name is over, and `deleteOrphanedMirrorPods` with `IsPodForMirrorPodTerminatingByFullName`.
 fn decide(pod: Option<&Pod>, mirror: Option<&Pod>, lives: Lives) -> Step {
     let step = match (pod, mirror) {
         (None, None) => Step::Nothing,

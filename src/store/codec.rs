@@ -3,7 +3,7 @@
 //! ```text
 //! record key      [table tag][key bytes]
 //! chunk key       [0xFE][table tag][key bytes][0x00][index u16 BE]
-//! quarantine key  [0xFD][raw key of what was set aside]
+//! quarantine key  [0xFD][raw key of the damaged record]
 //!
 //! envelope (little endian), value of a record key:
 //!   0  "HF"            2  format = 1        3  table tag

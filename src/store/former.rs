@@ -9,7 +9,7 @@ use crate::types::Stamp;
 
 /// Moves the database below the state directory `dir`, every one that stands in for it or is being built, and the
 /// backups to quarantine, where they are as one entry. Returns it; `None` when there is nothing to move. The
-/// high-water mark stays: the next store begins an epoch above the former one's. Keys stay too.
+/// high-water mark stays: the next store begins an epoch above the previous one's. Keys stay too.
 ///
 /// Blocks; the caller holds the state directory's lock and opens the store afterwards. What a crash left is moved by
 /// the next call, to an entry of its own.

@@ -263,7 +263,7 @@ impl Writer {
         drop(answer.send(result));
     }
 
-    /// Checks the transactions of a group in their order, and applies each to what the former ones left.
+    /// Checks the transactions of a group in their order, and applies each to what the previous ones left.
     fn gather(&mut self, requests: Vec<Request>) -> Stage {
         let mut next = self.state.clone();
         let mut class = Durability::Relaxed;

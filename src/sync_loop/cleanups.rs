@@ -38,7 +38,7 @@ use crate::types::metrics::StaticLabel;
 use crate::types::runtime::PodStatus;
 use crate::types::{Event, EventType, Pace, PodExt, PodSource, PodSyncType, PodUid, Stamp, causes};
 
-/// Containers are collected this often even when nothing died.
+/// Interval of container collection even if no container ended.
 const GC_PERIOD: Duration = Duration::from_secs(60);
 /// Name of a sweep's errors in the log.
 const GARBAGE: &str = "container garbage";

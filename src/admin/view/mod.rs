@@ -33,7 +33,7 @@ pub const API_VERSION: &str = "holdfast.io/v1";
 /// A row: a JSON object, fields in documented order.
 pub type Row = Map<String, Value>;
 
-/// A record that cannot be read and was set aside.
+/// An unreadable record in quarantine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Quarantined {

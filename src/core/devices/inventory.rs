@@ -182,7 +182,7 @@ impl Inventory {
         true
     }
 
-    /// A plugin has listed its devices. Returns whether anything changed; a former instance changes nothing.
+    /// A plugin has listed its devices. Returns whether anything changed; a previous instance changes nothing.
     pub fn list(&mut self, resource: &str, instance: Instance, devices: Devices) -> bool {
         let Some(known) = self.resources.get_mut(resource) else {
             return false;

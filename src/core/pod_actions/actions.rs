@@ -94,7 +94,7 @@ pub struct PodActions {
     pub kill: Vec<KillContainer>,
     /// Created containers that are of no use. Removed before anything starts: they hold names.
     pub remove_created: Vec<ContainerId>,
-    /// Init containers whose ends belong to a former sandbox: their start intents are dropped and what is
+    /// Init containers whose ends belong to a previous sandbox: their start intents are dropped and what is
     /// left of them in the runtime is removed (see `container_history::forget_init`) before anything is made.
     pub forget_init: Vec<String>,
     /// Running containers whose postStart hook was cut off, to be run again.

@@ -121,7 +121,7 @@ fn finish(status: &mut api::ContainerStatus) {
 struct View<'a> {
     spec: &'a ContainerSpec<'a>,
     history: History<'a>,
-    /// An init container whose end belongs to a former sandbox: it is to run again.
+    /// An init container whose end belongs to a previous sandbox: it is to run again.
     forgotten: Option<ExitRecord>,
     /// It has ended and runs again because of a restart of all containers.
     again: bool,

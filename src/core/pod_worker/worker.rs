@@ -171,7 +171,7 @@ impl Worker {
     }
 
     /// Has a static pod forgotten that is finished and whose manifest was removed and is back: a new life of the same UID
-    /// begins when nothing is left of the former one. Returns whether it did.
+    /// begins when nothing is left of the previous one. Returns whether it did.
     pub fn forget_for_next_life(&mut self) -> bool {
         let is_due = self.source.is_static()
             && matches!(self.record.phase, WorkerPhase::Finished { .. })

@@ -2,7 +2,7 @@
 //!
 //! A container without a limit of its own is made with its pod's. What the runtime was told of such a container is
 //! recorded with that limit under keys of its own, so that a resize of the pod finds which containers still have the
-//! former one.
+//! previous one.
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceRequirements};
 
@@ -24,7 +24,7 @@ pub(super) fn inherited(limit_key: &str) -> &'static str {
     }
 }
 
-/// Returns what is set aside for the pod as a whole by its spec; empty when it says nothing that counts.
+/// Returns the resources to allocate to the pod as a whole by its spec; empty when it says nothing that counts.
 pub fn allocation_of_pod(pod: &Pod) -> Allocation {
     match has_pod_level(pod) {
         true => of_resources(pod.spec_ref().resources.as_ref()),

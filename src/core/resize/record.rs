@@ -66,8 +66,9 @@ impl ResizeRecord {
         state.object(&resize_key(pod))
     }
 
-    /// Adds what was in force before a resize of what is not recorded yet. Containers that were recorded before pods could
-    /// be resized as a whole get the limits that they have from their pod, so that they are not told again.
+    /// Adds the resources from before a resize for those that are not recorded yet. Containers that were recorded
+    /// before pods could be resized as a whole get the limits that they have from their pod, so that they are not told
+    /// again.
     #[must_use]
     pub fn and_before(mut self, before: Allocations) -> Self {
         let is_earlier = !self.actuated.contains_key(POD);

@@ -15,9 +15,9 @@ use crate::types::quantity::of_bytes;
 /// Resources of one container or of the pod as a whole, for the status.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ResourceView {
-    /// Requests that the node has set aside: `allocatedResources`.
+    /// Requests that the node has allocated: `allocatedResources`.
     pub allocated: Option<BTreeMap<String, Quantity>>,
-    /// Requests and limits in force: `resources`.
+    /// Actuated requests and limits: `resources`.
     pub actual: Option<ResourceRequirements>,
 }
 

@@ -143,7 +143,7 @@ kinds! {
     BACKOFF_ENDS = "backoffends": Own, Owner::Pod(Part::Namespace), Relaxed, Absent;
     /// The newest restart of all containers of a pod: `<pod UID>/all`.
     RESTARTS = "restarts": Own, Owner::Pod(Part::Namespace), Durable, Absent;
-    /// Mounts of parts of volumes: `<pod UID>/<volume>/<container>/<n>`.
+    /// subPath mounts: `<pod UID>/<volume>/<container>/<n>`.
     SUB_PATHS = "subpaths": Own, Owner::Pod(Part::Namespace), Durable, Absent;
 
     /// Remote volumes of pods: `<pod UID>/<volume>`.
@@ -216,7 +216,7 @@ pub(super) fn class_of(table: Table, key: &str) -> Durability {
 }
 
 impl Declared {
-    /// Makes the key of a record, for those who look at records as they are.
+    /// Makes the key of a record, for readers of raw records.
     pub fn key(&self, namespace: &str, name: &str) -> String {
         format!("{}{namespace}/{name}", self.prefix)
     }

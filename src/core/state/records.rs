@@ -520,7 +520,7 @@ pub struct SourceRecord {
     pub read: Stamp,
     /// Error of the newest read, empty when it succeeded.
     pub error: String,
-    /// Origins (files) whose newest content is broken, with the error; their pods are frozen.
+    /// Origins (files) whose newest content is broken, with the error; their pods are kept as they are.
     pub broken: BTreeMap<String, String>,
 }
 

@@ -831,7 +831,7 @@ async fn a_program_of_the_pod_in_no_known_format_is_no_evidence_against_its_imag
     assert_eq!(world.told(), told(&[("ImageSuspect", true)]));
 }
 
-/// Records images as removed, to be brought again.
+/// Records images as removed, to be pulled or imported again.
 async fn owe(world: &World, images: &[&str]) {
     for image in images {
         let files = crate::core::images::ImageFiles {

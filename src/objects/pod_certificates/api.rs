@@ -193,7 +193,7 @@ async fn post(
 }
 
 /// Returns a request as the API server has it; `None` when it has none of this name. Lists, as a node may list its own
-/// requests, and gets none that the authoriser has not seen yet.
+/// requests, and gets none that the authorizer has not seen yet.
 ///
 /// # Errors
 /// See [`RequestError`].

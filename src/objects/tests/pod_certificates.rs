@@ -1,5 +1,5 @@
 //! Certificates of pods: requested once, kept through restarts, reboots and outages, replaced in time, forgotten with their
-//! pod. Against the API server of the test kit, which has the Node authoriser and NodeRestriction.
+//! pod. Against the API server of the test kit, which has the Node authorizer and NodeRestriction.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! The connections that are open, and which of them goes when there are too many.
 //!
-//! A connection is busy while it has a request that was let in, and from an upgrade (exec, attach, port-forward) to
+//! A connection is busy while it has an authorized request, and from an upgrade (exec, attach, port-forward) to
 //! its end. Everything else is idle, also handshakes, half requests, and requests of nobody: of these the address
 //! with the most connections gives one up, the one that was quiet for longest.
 //!
@@ -33,7 +33,7 @@ struct Entry {
     address: IpAddr,
     /// Number of connections of its address.
     neighbours: Arc<AtomicUsize>,
-    /// Requests that were let in, and upgrades.
+    /// Authorized requests, and upgrades.
     busy: usize,
     /// Start of its current state, idle or busy.
     since: Instant,
@@ -94,7 +94,7 @@ impl Slot {
         Busy(self.clone())
     }
 
-    /// A request came that is not let in yet: a connection that was good before is not idle.
+    /// A request arrived that is not authorized yet: a connection that was good before is not idle.
     pub(super) fn asked(&self) {
         self.change(|entry| {
             if entry.served {

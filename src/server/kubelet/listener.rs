@@ -2,7 +2,7 @@
 //!
 //! Bounds, all in [`Limits`]: connections and how long they may be idle, the handshake, a request's head in time and
 //! size, streams of an HTTP/2 connection and how many of them may be reset before they are answered. What a handler
-//! does with a request that was let in is its own to bound.
+//! does with an authorized request is its own to bound.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -57,7 +57,7 @@ pub struct Limits {
     pub header_bytes: u32,
     /// Requests in flight on an HTTP/2 connection.
     pub streams: u32,
-    /// Streams of HTTP/2 that are reset before the server has looked at them.
+    /// Streams of HTTP/2 that are reset before the server has read them.
     pub resets: usize,
     /// Poll interval of certificate files.
     pub look: Duration,

@@ -59,7 +59,7 @@ pub struct NodeApi {
     pub clock: Arc<dyn Clock>,
     /// The agent's metrics.
     pub metrics: Metrics,
-    /// The configuration in force.
+    /// The active configuration.
     pub config: Arc<AgentConfig>,
     /// The addresses of the machine, for the certificate that the node makes itself.
     pub addresses: HostAddresses,
@@ -69,11 +69,11 @@ pub struct NodeApi {
     pub health: HealthChecks,
     /// Events.
     pub recorder: Arc<dyn EventRecorder>,
-    /// The API server, for the webhooks of authentication and authorisation and for serving certificates.
+    /// The API server, for the webhooks of authentication and authorization and for serving certificates.
     pub api: Option<ApiClient>,
     /// True once the pods of the previous run are restored.
     pub restored: Arc<AtomicBool>,
-    /// The volumes of pods, once there are any to be looked at.
+    /// The volumes of pods, once they are available.
     pub volumes: VolumesSlot,
     /// Cancelled when the agent ends: streams that are open are closed then.
     pub stop: CancellationToken,

@@ -108,7 +108,7 @@ pub(super) fn wiped() -> PodStatus {
     PodStatus::empty("u1".into())
 }
 
-/// A record whose start intent was dropped: its end belongs to a former sandbox.
+/// A record whose start intent was dropped: its end belongs to a previous sandbox.
 pub(super) fn forgotten(name: &str, exit_code: i32) -> crate::core::state::ContainerRecord {
     let mut record = ended(name, 0, exit_code);
     record.intent = None;

@@ -1,4 +1,4 @@
-//! `/configz`: the configuration in force, as a file that says the same. Upstream: `configz.InstallHandler`.
+//! `/configz`: the active configuration, as an equivalent file. Upstream: `configz.InstallHandler`.
 
 use axum::Json;
 use axum::extract::State;

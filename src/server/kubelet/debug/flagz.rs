@@ -1,4 +1,4 @@
-//! `/flagz`: the flags in force. Those that the configuration file can say too have its value.
+//! `/flagz`: the active flags. Those that the configuration file can say too have its value.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

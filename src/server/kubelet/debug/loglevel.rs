@@ -1,4 +1,4 @@
-//! `PUT /debug/flags/v`: klog's verbosity, for the rest of the agent's life. Upstream: `StringFlagPutHandler`.
+//! `PUT /debug/flags/v`: klog's verbosity, for the rest of the agent's run. Upstream: `StringFlagPutHandler`.
 
 use axum::body::{Body, to_bytes};
 use axum::extract::State;

@@ -1,6 +1,6 @@
 //! Endpoints for operators and support: `/configz`, `/statusz`, `/flagz`, `/checkpoint`, `/debug`.
 //!
-//! In: the configuration in force, and [`DebugHooks`] of the composition root. Nothing here changes what pods do;
+//! In: the active configuration, and [`DebugHooks`] of the composition root. Nothing here changes what pods do;
 //! a checkpoint writes a file, a profile costs CPU while it is taken, and the verbosity of the logs can be set.
 //!
 //! **Invariant:** no answer holds a secret: header values and passwords in URLs are left out.
@@ -33,7 +33,7 @@ pub type SetVerbosity = Arc<dyn Fn(u32) -> Result<(), String> + Send + Sync>;
 pub struct DebugHooks {
     /// Start time of the agent.
     pub started: Option<Stamp>,
-    /// Changes how much is logged, for the rest of the agent's life.
+    /// Changes the verbosity of the log, for the rest of the agent's run.
     pub set_verbosity: Option<SetVerbosity>,
 }
 
