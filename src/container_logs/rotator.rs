@@ -24,7 +24,7 @@ use crate::store::Store;
 use crate::types::runtime::ContainerState;
 use crate::types::{Clock, ContainerId, blocking, causes};
 
-/// Delay of the first rotation. By then the runtime has reported which containers still run.
+/// Delay before the first poll of logs. By then the runtime has reported which containers still run.
 const FIRST: Duration = Duration::from_secs(3);
 
 /// Limits that trigger a rotation.
