@@ -97,6 +97,7 @@ pub(super) fn credential_providers(
     config: &AgentConfig,
     clock: &Arc<dyn Clock>,
     objects: &Objects,
+    metrics: &Metrics,
 ) -> Option<Arc<CredentialProviders>> {
     let (file, bin_dir) = config.image_credential_providers.as_ref()?;
     let settings = CredentialSettings {
@@ -104,7 +105,8 @@ pub(super) fn credential_providers(
         bin_dir: bin_dir.clone(),
     };
     let providers = CredentialProviders::load(&settings, Arc::clone(clock));
-    Some(Arc::new(providers.with_accounts(Arc::new(objects.clone()))))
+    let providers = providers.with_accounts(Arc::new(objects.clone()));
+    Some(Arc::new(providers.with_metrics(metrics.clone())))
 }
 
 /// Returns the settings for the node's registration and reports.

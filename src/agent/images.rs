@@ -78,7 +78,7 @@ fn manager(
     if let Some(disk) = &base.image_disk {
         images = images.syncing(Arc::clone(disk));
     }
-    match api::credential_providers(config, &base.clock, objects) {
+    match api::credential_providers(config, &base.clock, objects, &base.metrics) {
         Some(providers) => images.with_credential_providers(providers),
         None => images,
     }

@@ -376,6 +376,11 @@ pub(super) async fn cgroups(
     base: &Base,
 ) -> Result<CgroupManager, AgentError> {
     let (cgroups, limited) = detect_cgroups(config, &base.metrics).await?;
+    let version = match cgroups.version() {
+        CgroupVersion::V1 { .. } => 1,
+        CgroupVersion::V2 => 2,
+    };
+    base.metrics.cgroup_version.set(version);
     if let Err(error) = limited {
         let error = causes(&error);
         warn!(error, "cannot enforce node allocatable");

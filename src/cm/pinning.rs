@@ -17,10 +17,10 @@ use crate::core::pinning::hints::Hints;
 use crate::core::pinning::memory::pinned_memory;
 use crate::core::pinning::{self, Assigned, Confirmed, Placement, Refusal, Settings};
 use crate::core::state::{CpusRecord, MemoryRecord, State, Transaction};
-use crate::kubeletconfig::TopologyPolicy;
+use crate::kubeletconfig::{TopologyPolicy, TopologyScope};
 use crate::store::Store;
 use crate::types::cpu_set::CpuSet;
-use crate::types::metrics::Metrics;
+use crate::types::metrics::{AlignmentLabel, Metrics, NumaNodeLabel};
 use crate::types::{ContainerId, PodExt, PodUid};
 
 /// The managers. Cheap to clone.
@@ -171,6 +171,7 @@ impl Pinning {
                 .memory_manager_pinning_errors
                 .inc_by(u64::from(failed));
         }
+        self.count_aligned(pod, &placed);
         if is_aligned {
             metrics.topology_manager_admission_requests.inc();
             metrics
@@ -180,6 +181,46 @@ impl Pinning {
             metrics.topology_manager_admission_duration.observe(took);
         }
         placed
+    }
+
+    /// Counts what is aligned for certain, and what was refused for it. Upstream counts whole cores by container, and NUMA nodes
+    /// by the scope of the topology manager, for the policy that allows one node only.
+    fn count_aligned(&self, pod: &Pod, placed: &Result<Placement, Refusal>) {
+        let Settings {
+            cpus,
+            topology,
+            scope,
+            ..
+        } = &self.0.settings;
+        let full_cores = cpus.as_ref().is_some_and(|c| c.options.full_cores);
+        let mut kinds = Vec::new();
+        if full_cores && has_exclusive_cpus(pod) {
+            let count = placed.as_ref().map_or(1, |p| p.cpus.containers.len());
+            kinds.push(("container", "physical_cpu", count));
+        }
+        if *topology == TopologyPolicy::SingleNumaNode {
+            kinds.push(match scope {
+                TopologyScope::Pod => ("pod", "numa_node", 1),
+                TopologyScope::Container => {
+                    let all = pod.init_containers().len() + pod.containers().len();
+                    let count = if placed.is_ok() { all } else { 1 };
+                    ("container", "numa_node", count)
+                }
+            });
+        }
+        let metrics = &self.0.metrics;
+        for (scope, boundary, count) in kinds {
+            let family = match placed {
+                Ok(_) => &metrics.aligned_resources,
+                Err(_) => &metrics.aligned_resources_failure,
+            };
+            let label = AlignmentLabel {
+                scope: scope.to_owned(),
+                boundary: boundary.to_owned(),
+            };
+            let count = u64::try_from(count).unwrap_or(u64::MAX);
+            family.get_or_create(&label).inc_by(count);
+        }
     }
 
     /// Returns the NUMA nodes that an admitted pod's container may have devices of; `None` stands for any.
@@ -287,6 +328,17 @@ impl Pinning {
         metrics
             .cpu_manager_shared_pool_size
             .set(count(&shared).saturating_mul(1000));
+        let machine = &self.0.settings.machine;
+        for node in machine.node_ids() {
+            let label = NumaNodeLabel {
+                numa_node: node.to_string(),
+            };
+            let of_node = machine.cpus_with(&exclusive, |cpu| cpu.node, node);
+            metrics
+                .cpu_manager_allocation_per_numa
+                .get_or_create(&label)
+                .set(count(&of_node));
+        }
     }
 }
 
@@ -381,5 +433,42 @@ mod tests {
         let metrics = &pinning.0.metrics;
         assert_eq!(metrics.cpu_manager_pinning_requests.get(), 6);
         assert_eq!(metrics.cpu_manager_pinning_errors.get(), 3);
+    }
+
+    #[tokio::test]
+    async fn what_is_aligned_for_certain_and_what_each_node_has_given_is_counted() {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new(BootId(1)));
+        let (known, store) = testkit::pinning(clock);
+        let settings = Settings {
+            topology: TopologyPolicy::SingleNumaNode,
+            memory: None,
+            ..known.settings().clone()
+        };
+        let no_devices: DeviceHints = Box::new(|_, _| Vec::new());
+        let pinning = Pinning::new(settings, store.clone(), Metrics::default(), no_devices);
+        let one = PodUid::new("one");
+        let placed = pinning.place(&pod("one", "2"), |_| true).unwrap();
+        pinning.reserve(&one, placed);
+        store.commit(pinning.unrecorded(&one)).await.unwrap();
+        pinning.settled(&one);
+        assert!(pinning.place(&pod("two", "2"), |_| true).is_err());
+        let metrics = &pinning.0.metrics;
+        let aligned = AlignmentLabel {
+            scope: "container".to_owned(),
+            boundary: "numa_node".to_owned(),
+        };
+        assert_eq!(metrics.aligned_resources.get_or_create(&aligned).get(), 1);
+        let failures = &metrics.aligned_resources_failure;
+        assert_eq!(failures.get_or_create(&aligned).get(), 1);
+        let given = |node: &str| {
+            let label = NumaNodeLabel {
+                numa_node: node.to_owned(),
+            };
+            let given = &metrics.cpu_manager_allocation_per_numa;
+            given.get_or_create(&label).get()
+        };
+        let mut all = [given("0"), given("1")];
+        all.sort_unstable();
+        assert_eq!(all, [0, 2], "both are of one node");
     }
 }

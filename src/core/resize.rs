@@ -61,7 +61,72 @@ pub enum Decision {
     /// Not now, for this reason.
     Deferred(String),
     /// Never, for this reason.
-    Infeasible(String),
+    Infeasible(Cause, String),
+}
+
+/// Kinds of reasons why a node can never give a resize.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The pod is static.
+    StaticPod,
+    /// It would have another QoS class.
+    QosClass,
+    /// The node has less in all.
+    Capacity,
+    /// The CPU manager has given it CPUs.
+    CpuManager,
+    /// The memory manager has given it memory.
+    MemoryManager,
+}
+
+impl Cause {
+    /// Returns the label of `kubelet_pod_infeasible_resizes_total`; that of [`Cause::QosClass`] is ours, since API servers refuse
+    /// such a resize.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::StaticPod => "static_pod",
+            Self::QosClass => "qos_class_change",
+            Self::Capacity => "insufficient_node_allocatable",
+            Self::CpuManager => "guaranteed_pod_cpu_manager_static_policy",
+            Self::MemoryManager => "guaranteed_pod_memory_manager_static_policy",
+        }
+    }
+}
+
+/// A change of one request or limit: resource, `requests` or `limits`, and `add`, `remove`, `increase` or `decrease`.
+pub type RequestedChange = (&'static str, &'static str, &'static str);
+
+/// Returns what another version of a pod wants changed of its containers' resources. Upstream: `recordResizeOperations`.
+pub fn requested_changes(before: &Pod, after: &Pod) -> Vec<RequestedChange> {
+    let amount_of = |container: &Container, requirement, resource| {
+        let resources = container.resources.as_ref()?;
+        let list = match requirement {
+            "limits" => resources.limits.as_ref(),
+            _ => resources.requests.as_ref(),
+        };
+        list?.get(resource).map(amount)
+    };
+    let mut changes = Vec::new();
+    for container in resizable(after) {
+        let Some(former) = resizable(before).find(|c| c.name == container.name) else {
+            continue;
+        };
+        for (resource, _) in RESIZABLE {
+            for requirement in ["requests", "limits"] {
+                let from = amount_of(former, requirement, resource);
+                let to = amount_of(container, requirement, resource);
+                let operation = match (from, to) {
+                    (None, Some(_)) => "add",
+                    (Some(_), None) => "remove",
+                    (Some(from), Some(to)) if from < to => "increase",
+                    (Some(from), Some(to)) if from > to => "decrease",
+                    _ => continue,
+                };
+                changes.push((resource, requirement, operation));
+            }
+        }
+    }
+    changes
 }
 
 /// Returns the containers whose resources can be changed while they run. Upstream: `isResizableContainer`.
@@ -209,7 +274,12 @@ pub fn is_wanted(pod: &Pod, record: &Allocations) -> bool {
 /// Returns why a pod cannot be resized whose containers have CPUs or memory for themselves: with the static policy of the CPU
 /// manager (`cpus`) or of the memory manager (`memory`). `None` when it can, or wants nothing else there. Upstream:
 /// `canResizePod`.
-pub fn of_pinned(pod: &Pod, record: &Allocations, cpus: bool, memory: bool) -> Option<String> {
+pub fn of_pinned(
+    pod: &Pod,
+    record: &Allocations,
+    cpus: bool,
+    memory: bool,
+) -> Option<(Cause, String)> {
     let allocations = allocated(pod, record);
     let before = with_allocation(pod, &allocations)?;
     if qos_class(&before) != QosClass::Guaranteed {
@@ -223,13 +293,17 @@ pub fn of_pinned(pod: &Pod, record: &Allocations, cpus: bool, memory: bool) -> O
             of.is_some_and(|of| differs(of, &wanted, resource))
         })
     };
-    let managers = [("CPU", cpus), ("Memory", memory)];
+    let managers = [
+        ("CPU", cpus, Cause::CpuManager),
+        ("Memory", memory, Cause::MemoryManager),
+    ];
     let mut refused = RESIZABLE.into_iter().zip(managers);
-    let ((name, _), (manager, _)) =
-        refused.find(|(resource, (_, is_static))| *is_static && changes(*resource))?;
-    Some(format!(
+    let ((name, _), (manager, _, cause)) =
+        refused.find(|(resource, (_, is_static, _))| *is_static && changes(*resource))?;
+    let why = format!(
         "Resize of {name} is infeasible for Guaranteed Pods alongside {manager} Manager static policy"
-    ))
+    );
+    Some((cause, why))
 }
 
 /// Decides on a resize. `others` are the other pods that take part of the node, with the resources
@@ -239,7 +313,8 @@ pub fn decide(pod: &Pod, record: &Allocations, others: &[&Pod], node: &Node) -> 
         return Decision::Unchanged;
     };
     if pod.is_static() {
-        return Decision::Infeasible("In-place resize of static-pods is not supported".to_owned());
+        let why = "In-place resize of static-pods is not supported";
+        return Decision::Infeasible(Cause::StaticPod, why.to_owned());
     }
     let class = |pod: &Pod| {
         let mut pod = pod.clone();
@@ -247,9 +322,8 @@ pub fn decide(pod: &Pod, record: &Allocations, others: &[&Pod], node: &Node) -> 
         qos_class(&pod)
     };
     if class(pod) != class(&before) {
-        return Decision::Infeasible(
-            "Pod QOS Class may not change as a result of resizing".to_owned(),
-        );
+        let why = "Pod QOS Class may not change as a result of resizing";
+        return Decision::Infeasible(Cause::QosClass, why.to_owned());
     }
     let allocatable = node.status.as_ref().and_then(|s| s.allocatable.as_ref());
     if let Some(allocatable) = allocatable.filter(|a| !a.is_empty()) {
@@ -264,11 +338,12 @@ pub fn decide(pod: &Pod, record: &Allocations, others: &[&Pod], node: &Node) -> 
                 return Decision::Deferred(why);
             };
             if wanted > capacity {
-                return Decision::Infeasible(format!(
+                let why = format!(
                     "Node didn't have enough capacity: {name}, requested: {}, capacity: {}",
                     shown(name, wanted),
                     shown(name, capacity)
-                ));
+                );
+                return Decision::Infeasible(Cause::Capacity, why);
             }
         }
     }

@@ -29,6 +29,7 @@ use super::import::Group;
 use super::keyring::{Credentials, Keyring, ServiceAccountSource, url_matches};
 use super::provider_config::{self, EnvVar, Parsed, ProviderConfig, Refused, bad};
 use crate::kubeletconfig::parse_duration;
+use crate::types::metrics::{Metrics, PluginNameLabel};
 use crate::types::pace::Pace;
 use crate::types::{Clock, Stamp, blocking, causes, text};
 
@@ -252,6 +253,7 @@ pub struct CredentialProviders {
     accounts: Option<Arc<dyn ServiceAccounts>>,
     clock: Arc<dyn Clock>,
     timeout: Duration,
+    metrics: Metrics,
     pace: Pace,
 }
 
@@ -289,6 +291,7 @@ impl CredentialProviders {
             accounts: None,
             clock,
             timeout: TIMEOUT,
+            metrics: Metrics::default(),
             pace: Pace::default(),
         };
         programs.take(read_config(settings));
@@ -299,6 +302,13 @@ impl CredentialProviders {
     #[must_use]
     pub fn with_accounts(mut self, accounts: Arc<dyn ServiceAccounts>) -> Self {
         self.accounts = Some(accounts);
+        self
+    }
+
+    /// Counts runs of programs there.
+    #[must_use]
+    pub fn with_metrics(mut self, metrics: Metrics) -> Self {
+        self.metrics = metrics;
         self
     }
 
@@ -451,7 +461,12 @@ impl CredentialProviders {
                 Ok(None) => continue,
                 Ok(Some(given)) => {
                     provider
-                        .provide(repository, &given, &*self.clock, self.timeout)
+                        .provide(
+                            repository,
+                            &given,
+                            &*self.clock,
+                            (self.timeout, &self.metrics),
+                        )
                         .await
                 }
                 Err(what) => Err(provider.failed(repository, what, None)),
@@ -581,7 +596,7 @@ impl Provider {
         repository: &str,
         given: &Given,
         clock: &dyn Clock,
-        timeout: Duration,
+        (timeout, metrics): (Duration, &Metrics),
     ) -> Result<Arc<Keyring>, CredentialError> {
         let cached = || self.cached(repository, &given.cache_key, clock.now());
         if let Some(keyring) = cached() {
@@ -596,7 +611,19 @@ impl Provider {
         let _slot = self.slots.acquire().await;
         let error = |what: String| self.failed(repository, what, None);
         let run = self.run(repository, given);
-        let output = match tokio::time::timeout(timeout, run).await {
+        let begun = tokio::time::Instant::now();
+        let output = tokio::time::timeout(timeout, run).await;
+        let label = PluginNameLabel {
+            plugin_name: self.name.clone(),
+        };
+        let took = begun.elapsed().as_secs_f64();
+        let durations = &metrics.credential_provider_duration;
+        durations.get_or_create(&label).observe(took);
+        if !matches!(output, Ok(Ok(_))) {
+            let errors = &metrics.credential_provider_errors;
+            errors.get_or_create(&label).inc();
+        }
+        let output = match output {
             Ok(result) => result.map_err(|(what, said)| self.failed(repository, what, said))?,
             Err(_) => return Err(error(format!("no answer within {} s", timeout.as_secs()))),
         };

@@ -166,6 +166,7 @@ async fn answers_are_kept_by_image_registry_or_for_all_as_long_as_they_say() {
 #[tokio::test]
 async fn a_program_that_fails_gives_nothing_and_is_asked_again() {
     let given = Given::default();
+    let metrics = Metrics::default();
     for script in [
         "echo hunter2; exit 3",
         "echo '{\"auth\": \"hunter2\"}'",
@@ -175,7 +176,12 @@ async fn a_program_that_fails_gives_nothing_and_is_asked_again() {
         let providers = world.providers();
         let provider = Arc::clone(&providers.known().providers[0]);
         let error = provider
-            .provide("a.registry.io/x", &given, &*world.clock, TIMEOUT)
+            .provide(
+                "a.registry.io/x",
+                &given,
+                &*world.clock,
+                (TIMEOUT, &metrics),
+            )
             .await
             .unwrap_err()
             .to_string();
@@ -229,17 +235,28 @@ async fn what_a_program_has_started_is_killed_with_it() {
 #[tokio::test]
 async fn an_answer_without_end_is_refused_and_error_output_is_drained() {
     let given = Given::default();
+    let metrics = Metrics::default();
     let world = World::new("yes");
     let providers = world.providers();
     let provider = Arc::clone(&providers.known().providers[0]);
-    let asked = provider.provide("a.registry.io/x", &given, &*world.clock, TIMEOUT);
+    let asked = provider.provide(
+        "a.registry.io/x",
+        &given,
+        &*world.clock,
+        (TIMEOUT, &metrics),
+    );
     let error = asked.await.unwrap_err().to_string();
     assert!(error.contains("more than 1048576 bytes"), "{error}");
 
     let world = World::new("echo cause >&2; yes | head -c 2000000 >&2; exit 3");
     let providers = world.providers();
     let provider = Arc::clone(&providers.known().providers[0]);
-    let asked = provider.provide("a.registry.io/x", &given, &*world.clock, TIMEOUT);
+    let asked = provider.provide(
+        "a.registry.io/x",
+        &given,
+        &*world.clock,
+        (TIMEOUT, &metrics),
+    );
     let error = asked.await.unwrap_err();
     let (told, logged) = (error.to_string(), causes(&error));
     assert!(told.ends_with("it ended with exit status: 3"), "{told}");

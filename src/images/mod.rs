@@ -81,7 +81,7 @@ use crate::kuberuntime::security::ImageUser;
 use crate::store::mounts::Mount;
 use crate::store::{CommitError, Committed, RemoveContainer, RemoveEmptySandbox, Store};
 use crate::types::events::{Event, EventRecorder, EventType};
-use crate::types::metrics::Metrics;
+use crate::types::metrics::{EnsureImageLabel, Metrics};
 use crate::types::runtime::{PodStatus, SandboxState};
 use crate::types::{Clock, ContainerId, PodExt, PodUid, blocking};
 use fallback::Outages;
@@ -628,8 +628,15 @@ impl ImageManager {
             }
             credentials = Some(shown);
         }
+        let mut present = None;
         if policy != PullPolicy::Always {
-            let mut found = inspect(&image, service, report).await?;
+            let mut found = match inspect(&image, service, report).await {
+                Ok(found) => found,
+                Err(error) => {
+                    self.count_ensured(policy, None, None);
+                    return Err(error);
+                }
+            };
             if found.is_none()
                 && self
                     .bring_from_archive(&image, service, store, report)
@@ -638,6 +645,7 @@ impl ImageManager {
             {
                 found = inspect(&image, service, report).await?;
             }
+            present = Some(found.is_some());
             if let Some(found) = found {
                 let seen = store.snapshot();
                 let granted = match self.records.permission(&seen, &image, &found.id) {
@@ -659,6 +667,7 @@ impl ImageManager {
                     }
                 };
                 if let Some(changed) = granted {
+                    self.count_ensured(policy, present, Some(false));
                     report.normal(
                         "Pulled",
                         format!(
@@ -686,12 +695,14 @@ impl ImageManager {
             }
             // Whether it is there is not for those to know who may not have it.
             if policy == PullPolicy::Never {
+                self.count_ensured(policy, present, Some(false));
                 let text =
                     format!("Container image \"{named}\" is not present with pull policy of Never");
                 report.warning("ErrImageNeverPull", text.clone());
                 return Err(ImageError::new(ImageErrorReason::ErrImageNeverPull, text));
             }
         }
+        self.count_ensured(policy, present, Some(true));
         let may_fall_back = policy == PullPolicy::Always && self.fallback == PullFallback::Offline;
         let inputs = PullInputs {
             ran_with: inputs.ran_with.filter(|_| may_fall_back),
@@ -699,6 +710,20 @@ impl ImageManager {
         };
         self.pull_or_fall_back(image, credentials, inputs, (service, store), report)
             .await
+    }
+
+    /// Counts a request for an image. With the policy Always it is not looked for.
+    fn count_ensured(&self, policy: PullPolicy, present: Option<bool>, pull: Option<bool>) {
+        let shown = |known: Option<bool>| match known {
+            Some(known) => known.to_string(),
+            None => "unknown".to_owned(),
+        };
+        let label = EnsureImageLabel {
+            present_locally: shown(present),
+            pull_policy: format!("{policy:?}").to_ascii_lowercase(),
+            pull_required: shown(pull),
+        };
+        self.metrics.ensured_images.get_or_create(&label).inc();
     }
 
     /// Returns whether the image was pulled for the service account of the pod. Runs no program: it would need a registry that may

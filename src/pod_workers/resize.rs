@@ -24,6 +24,7 @@ use crate::core::resize::{self, Change, PendingRecord, ResizeRecord, ResizeView}
 use crate::core::state::{AdmissionRecord, State, Transaction};
 use crate::kuberuntime::cri::CriErrorKind;
 use crate::kuberuntime::{resources, sandbox_config};
+use crate::types::metrics::SuccessLabel;
 use crate::types::runtime::{ContainerState, PodStatus};
 use crate::types::{ContainerId, Event, EventType, PodExt, Stamp, causes};
 
@@ -137,7 +138,15 @@ pub(super) async fn actuate(
         tell(context, job, EventType::Normal, "ResizeStarted", &text);
     }
     fail::fail_point!("pod_workers::resize::before_cgroups");
-    match put_in_force(context, job, status, &changes, &mut progress).await? {
+    let begun = tokio::time::Instant::now();
+    let outcome = put_in_force(context, job, status, &changes, &mut progress).await?;
+    let label = SuccessLabel {
+        success: outcome.is_ok().to_string(),
+    };
+    let took = begun.elapsed().as_secs_f64() * 1000.0;
+    let durations = &context.metrics.pod_resize_duration;
+    durations.get_or_create(&label).observe(took);
+    match outcome {
         Ok(()) => {}
         Err(why) => {
             warn!(error = why, "cannot apply a resize");

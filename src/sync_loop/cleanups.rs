@@ -64,8 +64,14 @@ pub(super) fn pod_cleanups(context: &LoopContext) -> bool {
     workers.confirm(confirmed.iter());
     workers.stop_finished(&workers.context().pleg.cache().all());
     for pod in &desired_pods {
-        resizes::consider(context, pod);
+        resizes::consider(context, pod, resizes::PERIODIC);
     }
+    resizes::measure(context, &desired_pods);
+    let ephemeral = desired_pods
+        .iter()
+        .map(|pod| pod.ephemeral_containers().len());
+    let ephemeral = i64::try_from(ephemeral.sum::<usize>()).unwrap_or(i64::MAX);
+    context.metrics.managed_ephemeral_containers.set(ephemeral);
     changed |= kill_orphans(context, &desired);
     let (statics, others, mirrors) = context.pods.counts();
     let mirrors = i64::try_from(mirrors).unwrap_or(i64::MAX);

@@ -29,6 +29,9 @@ pub(super) fn additions(context: &LoopContext, mut pods: Vec<Arc<Pod>>) {
     });
     let mut admissions = Admissions::new(context);
     for pod in pods {
+        if let Some(before) = context.pods.get(&pod.uid()) {
+            resizes::count_requested(&context.metrics, &before, &pod);
+        }
         context.pods.update(Arc::clone(&pod));
         observe(context, &pod);
         if pod.is_mirror() {
@@ -282,7 +285,7 @@ pub(super) fn updates(context: &LoopContext, pods: Vec<Arc<Pod>>) {
         let mut options = UpdateOptions::new(Arc::clone(&pod), PodSyncType::Update);
         options.origin = context.origins.get(&pod.uid());
         context.workers.update(options);
-        resizes::consider(context, &pod);
+        resizes::consider(context, &pod, resizes::POD_UPDATED);
     }
 }
 

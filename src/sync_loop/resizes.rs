@@ -10,11 +10,18 @@ use tracing::{debug, info};
 
 use super::{LoopContext, handlers};
 use crate::core::resize::{
-    self, DEFERRED, Decision, INFEASIBLE, PendingRecord, ResizeRecord, pending_key, resize_key,
-    turn_key,
+    self, Cause, DEFERRED, Decision, INFEASIBLE, PendingRecord, ResizeRecord, pending_key,
+    resize_key, turn_key,
 };
 use crate::core::state::{AdmissionDecision, AdmissionRecord, State, Transaction};
+use crate::types::metrics::{
+    Metrics, ResizeCauseLabel, ResizeLabel, ResizeReasonLabel, RetryTriggerLabel,
+};
 use crate::types::{Event, EventType, PodExt};
+
+/// Occasions of decisions, as `kubelet_pod_deferred_accepted_resizes_total` names them.
+pub(super) const POD_UPDATED: &str = "pod_updated";
+pub(super) const PERIODIC: &str = "periodic_retry";
 
 /// Returns a pod with the resources that are allocated to it.
 pub(super) fn as_allocated(state: &State, pod: Arc<Pod>) -> Arc<Pod> {
@@ -25,8 +32,64 @@ pub(super) fn as_allocated(state: &State, pod: Arc<Pod>) -> Arc<Pod> {
     changed.map_or(pod, Arc::new)
 }
 
+/// Counts what a new version of a pod wants changed.
+pub(super) fn count_requested(metrics: &Metrics, before: &Pod, after: &Pod) {
+    for (resource, requirement, operation) in resize::requested_changes(before, after) {
+        let label = ResizeLabel {
+            resource: resource.to_owned(),
+            requirement: requirement.to_owned(),
+            operation: operation.to_owned(),
+        };
+        metrics
+            .container_requested_resizes
+            .get_or_create(&label)
+            .inc();
+    }
+}
+
+/// Sets the numbers of resizes that wait and that are being put in force.
+pub(super) fn measure(context: &LoopContext, pods: &[Arc<Pod>]) {
+    let state = context.store.snapshot();
+    let (mut deferred, mut infeasible, mut started) = (0, 0, 0);
+    for pod in pods {
+        match PendingRecord::of(&state, pod) {
+            Some(pending) if pending.reason == DEFERRED => deferred += 1,
+            Some(_) => infeasible += 1,
+            None => {}
+        }
+        started += i64::from(ResizeRecord::of(&state, pod).is_some_and(|r| r.started));
+    }
+    let metrics = &context.metrics;
+    for (reason, count) in [("deferred", deferred), ("infeasible", infeasible)] {
+        let label = ResizeReasonLabel {
+            reason: reason.to_owned(),
+        };
+        metrics.pod_pending_resizes.get_or_create(&label).set(count);
+    }
+    metrics.pod_in_progress_resizes.set(started);
+}
+
+/// Counts a decision that is recorded.
+fn count(metrics: &Metrics, infeasible: Option<Cause>, accepted: Option<&str>) {
+    if let Some(cause) = infeasible {
+        let label = ResizeCauseLabel {
+            reason_detail: cause.label().to_owned(),
+        };
+        metrics.pod_infeasible_resizes.get_or_create(&label).inc();
+    }
+    if let Some(trigger) = accepted {
+        let label = RetryTriggerLabel {
+            retry_trigger: trigger.to_owned(),
+        };
+        metrics
+            .pod_deferred_accepted_resizes
+            .get_or_create(&label)
+            .inc();
+    }
+}
+
 /// Decides about one pod, if it wants anything else than it has.
-pub(super) fn consider(context: &LoopContext, pod: &Arc<Pod>) {
+pub(super) fn consider(context: &LoopContext, pod: &Arc<Pod>, trigger: &'static str) {
     let uid = pod.uid();
     let state = context.store.snapshot();
     let Some(record) = state.record::<AdmissionRecord>(uid.as_str()) else {
@@ -56,13 +119,16 @@ pub(super) fn consider(context: &LoopContext, pod: &Arc<Pod>) {
     let settings = context.workers.context().pinning.settings();
     let (cpus, memory) = (settings.cpus.is_some(), settings.memory.is_some());
     let decision = match resize::of_pinned(pod, &record.allocated, cpus, memory) {
-        Some(message) => Decision::Infeasible(message),
+        Some((cause, message)) => Decision::Infeasible(cause, message),
         None => resize::decide(pod, &record.allocated, &others, &node),
     };
+    let was_deferred = pending.as_ref().is_some_and(|p| p.reason == DEFERRED);
+    let (mut infeasible, mut accepted) = (None, None);
     let (transaction, event) = match decision {
         Decision::Unchanged => (transaction.delete_object(&pending_key(pod)), None),
         Decision::Allocate(allocated) => {
             info!(pod = %uid, name = pod.name(), "resize allocated");
+            accepted = was_deferred.then_some(trigger);
             let mut transaction = transaction
                 .expect_object(&state, &turn_key())
                 .put_object(&turn_key(), &ResizeRecord::default(), now)
@@ -89,17 +155,22 @@ pub(super) fn consider(context: &LoopContext, pod: &Arc<Pod>) {
             None => return,
             Some((more, event)) => (transaction.and(more), Some(event)),
         },
-        Decision::Infeasible(message) => match delay(context, pod, INFEASIBLE, message, &pending) {
-            None => return,
-            Some((more, event)) => (transaction.and(more), Some(event)),
-        },
+        Decision::Infeasible(cause, message) => {
+            infeasible = Some(cause);
+            match delay(context, pod, INFEASIBLE, message, &pending) {
+                None => return,
+                Some((more, event)) => (transaction.and(more), Some(event)),
+            }
+        }
     };
     let submitted = context.store.submit(transaction);
     let workers = context.workers.clone();
     let recorder = Arc::clone(&context.recorder);
+    let metrics = context.metrics.clone();
     tokio::spawn(async move {
         match submitted.wait().await {
             Ok(_) => {
+                count(&metrics, infeasible, accepted);
                 if let Some(event) = event {
                     recorder.record(event);
                 }

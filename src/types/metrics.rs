@@ -89,6 +89,43 @@ label! {
     DriverNameLabel { driver_name }
 }
 label! {
+    /// Reason of a pending resize in lower case: `deferred` or `infeasible`.
+    ResizeReasonLabel { reason }
+}
+label! {
+    /// Cause of a resize that the node can never give.
+    ResizeCauseLabel { reason_detail }
+}
+label! {
+    /// Occasion of another decision about a resize.
+    RetryTriggerLabel { retry_trigger }
+}
+label! {
+    /// Success: `true` or `false`.
+    SuccessLabel { success }
+}
+label! {
+    /// A change that a container's resources are to have: `cpu` or `memory`; `requests` or `limits`; `add`, `remove`,
+    /// `increase` or `decrease`.
+    ResizeLabel { resource, requirement, operation }
+}
+label! {
+    /// A request for an image: whether it was on the node, its pull policy in lower case, and whether it was to be pulled.
+    EnsureImageLabel { present_locally, pull_policy, pull_required }
+}
+label! {
+    /// A program that gives credentials.
+    PluginNameLabel { plugin_name }
+}
+label! {
+    /// Alignment of resources: `container` or `pod`, and `numa_node` or `physical_cpu`.
+    AlignmentLabel { scope, boundary }
+}
+label! {
+    /// A NUMA node.
+    NumaNodeLabel { numa_node }
+}
+label! {
     /// Table of the store.
     TableLabel { table }
 }
@@ -184,6 +221,11 @@ label! {
 pub struct Tally(Counter);
 
 impl Tally {
+    /// So many more.
+    pub fn inc_by(&self, count: u64) {
+        self.0.inc_by(count);
+    }
+
     /// One more.
     pub fn inc(&self) {
         self.0.inc();
@@ -240,6 +282,11 @@ fn image_pull_histogram() -> Histogram {
         1.0, 5.0, 10.0, 20.0, 30.0, 60.0, 180.0, 300.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0,
         3600.0,
     ])
+}
+
+/// 10 ms … 82 s, in milliseconds.
+fn milliseconds_histogram() -> Histogram {
+    Histogram::new(exponential_buckets(10.0, 2.0, 14))
 }
 
 /// Upstream's buckets in milliseconds.
@@ -336,6 +383,9 @@ metrics! {
     cpu_manager_pinning_errors: Counter = Counter::default(), "kubelet_cpu_manager_pinning_errors", "Pods that requested CPUs of their own and were refused";
     cpu_manager_shared_pool_size: Gauge = Gauge::default(), "kubelet_cpu_manager_shared_pool_size_millicores", "CPUs that containers share, in thousandths";
     cpu_manager_exclusive_cpu_allocation: Gauge = Gauge::default(), "kubelet_cpu_manager_exclusive_cpu_allocation_count", "CPUs that containers have for themselves";
+    cpu_manager_allocation_per_numa: Family<NumaNodeLabel, Gauge> = Family::default(), "kubelet_cpu_manager_allocation_per_numa", "CPUs that containers have for themselves, by NUMA node";
+    aligned_resources: Family<AlignmentLabel, Tally> = Family::default(), "kubelet_container_aligned_compute_resources_count", "Containers or pods whose resources are aligned for certain";
+    aligned_resources_failure: Family<AlignmentLabel, Tally> = Family::default(), "kubelet_container_aligned_compute_resources_failure_count", "Containers or pods that were refused since their resources could not be aligned";
     memory_manager_pinning_requests: Counter = Counter::default(), "kubelet_memory_manager_pinning_requests", "Pods that requested memory on NUMA nodes";
     memory_manager_pinning_errors: Counter = Counter::default(), "kubelet_memory_manager_pinning_errors", "Pods that requested memory on NUMA nodes and were refused";
     topology_manager_admission_requests: Counter = Counter::default(), "kubelet_topology_manager_admission_requests", "Pods that the topology manager decided on";
@@ -343,11 +393,20 @@ metrics! {
     topology_manager_admission_duration: Histogram = admission_histogram(), "kubelet_topology_manager_admission_duration_ms", "Duration of a decision of the topology manager in milliseconds";
     pod_worker_duration: HistogramFamily<WorkLabel> = Family::new_with_constructor(seconds_histogram), "kubelet_pod_worker_duration", "Duration of one sync", Unit::Seconds;
     pod_worker_start_duration: Histogram = seconds_histogram(), "kubelet_pod_worker_start_duration", "From first sight of a pod to its worker starting", Unit::Seconds;
+    managed_ephemeral_containers: Gauge = Gauge::default(), "kubelet_managed_ephemeral_containers", "Ephemeral containers of the pods that the sources want";
+    pod_pending_resizes: Family<ResizeReasonLabel, Gauge> = Family::default(), "kubelet_pod_pending_resizes", "Pods whose resize was not allocated, by why";
+    pod_in_progress_resizes: Gauge = Gauge::default(), "kubelet_pod_in_progress_resizes", "Pods whose resize was allocated and is not applied yet";
+    pod_infeasible_resizes: Family<ResizeCauseLabel, Counter> = Family::default(), "kubelet_pod_infeasible_resizes", "Resizes that the node can never give, by why";
+    pod_deferred_accepted_resizes: Family<RetryTriggerLabel, Counter> = Family::default(), "kubelet_pod_deferred_accepted_resizes", "Resizes that were deferred and later allocated, by what occasioned the decision";
+    pod_resize_duration: HistogramFamily<SuccessLabel> = Family::new_with_constructor(milliseconds_histogram), "kubelet_pod_resize_duration_milliseconds", "Duration of applying a resize in milliseconds";
+    container_requested_resizes: Family<ResizeLabel, Counter> = Family::default(), "kubelet_container_requested_resizes", "Changes of requests and limits that pods asked for, by container and resource";
+    cgroup_version: Gauge = Gauge::default(), "kubelet_cgroup_version", "Version of cgroups on the node: 1 or 2";
     pleg_relist_duration: Histogram = fine_histogram(), "kubelet_pleg_relist_duration", "Duration of a relist", Unit::Seconds;
     pleg_relist_interval: Histogram = seconds_histogram(), "kubelet_pleg_relist_interval", "Time between relists", Unit::Seconds;
     pleg_last_seen: Gauge<f64, AtomicU64> = Gauge::default(), "kubelet_pleg_last_seen", "When the last relist finished, Unix time", Unit::Seconds;
     pleg_discard_events: Tally = Tally::default(), "kubelet_pleg_discard_events", "PLEG events dropped because the sync loop had ended";
     evented_pleg_connection_error: Tally = Tally::default(), "kubelet_evented_pleg_connection_error_count", "Times the container event stream broke";
+    evented_pleg_connection_success: Tally = Tally::default(), "kubelet_evented_pleg_connection_success_count", "Times the container event stream was opened";
     runtime_operations: Family<OperationLabel, Counter> = Family::default(), "kubelet_runtime_operations", "CRI calls";
     runtime_operations_errors: Family<OperationLabel, Counter> = Family::default(), "kubelet_runtime_operations_errors", "CRI calls that failed";
     runtime_operations_duration: HistogramFamily<OperationLabel> = Family::new_with_constructor(fine_histogram), "kubelet_runtime_operations_duration", "Duration of CRI calls", Unit::Seconds;
@@ -358,6 +417,9 @@ metrics! {
     started_containers: Family<ContainerTypeLabel, Counter> = Family::default(), "kubelet_started_containers", "Containers started";
     started_containers_errors: Family<ContainerErrorLabel, Counter> = Family::default(), "kubelet_started_containers_errors", "Containers that could not be started";
     image_pull_duration: HistogramFamily<ImageSizeLabel> = Family::new_with_constructor(image_pull_histogram), "kubelet_image_pull_duration", "Duration of image pulls", Unit::Seconds;
+    ensured_images: Family<EnsureImageLabel, Counter> = Family::default(), "kubelet_image_manager_ensure_image_requests", "Requests of containers and volumes for their images";
+    credential_provider_duration: HistogramFamily<PluginNameLabel> = Family::new_with_constructor(default_histogram), "kubelet_credential_provider_plugin_duration", "Duration of the programs that give credentials for pulls, in seconds";
+    credential_provider_errors: Family<PluginNameLabel, Counter> = Family::default(), "kubelet_credential_provider_plugin_errors", "Programs that give credentials for pulls and failed";
     images_collected: Family<ReasonLabel, Counter> = Family::default(), "kubelet_image_garbage_collected", "Images that were removed since nothing needed them: for their age, or for space";
     image_suspects: Counter = Counter::default(), "holdfast_image_suspects", "Images whose files could not be believed any more";
     image_repairs: Counter = Counter::default(), "holdfast_image_repairs", "Suspect images that were removed and pulled or imported again";

@@ -106,6 +106,15 @@ async fn a_resize_changes_the_running_container_and_outlives_restarts() {
     assert_eq!(updates(&w), ["shares=204 quota=50000 memory=134217728"]);
     assert_eq!(w.running("web"), before);
     assert_eq!(w.restarts("web"), 0);
+    let text = w.metrics_text();
+    for line in [
+        "kubelet_container_requested_resizes_total{resource=\"cpu\",requirement=\"requests\",operation=\"increase\"} 1",
+        "kubelet_container_requested_resizes_total{resource=\"memory\",requirement=\"limits\",operation=\"increase\"} 1",
+        "kubelet_pod_resize_duration_milliseconds_count{success=\"true\"} 1",
+        "kubelet_pod_in_progress_resizes 0",
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line}: {text}");
+    }
     assert_eq!(allocated(&w, "web", "limits.memory"), "128Mi");
     w.fake.clear_calls();
     w.restart().await;
@@ -210,9 +219,14 @@ async fn a_resize_that_changes_the_class_is_told_and_withdrawn() {
         pending(w).is_some_and(|p| p.reason == "Infeasible")
     })
     .await;
+    let shows = |w: &World, line: &str| w.metrics_text().lines().any(|l| l == line);
+    let label = "kubelet_pod_infeasible_resizes_total{reason_detail=\"qos_class_change\"} 1";
+    w.until("it is counted", 10, |w| shows(w, label)).await;
     w.restart().await;
     w.pass(60).await;
     assert!(pending(&w).is_some());
+    let line = "kubelet_pod_pending_resizes{reason=\"infeasible\"} 1";
+    assert!(shows(&w, line), "{}", w.metrics_text());
     assert_eq!(allocated(&w, "web", "cpu"), "100m");
     assert_eq!(updates(&w), Vec::<String>::new());
     // A container that dies meanwhile comes back with what it has.

@@ -74,6 +74,8 @@ pub struct World {
     pub integrity: Integrity,
     /// The next agent does not know whether its store is that of the cluster.
     pub cluster_doubted: bool,
+    /// Of the agent that was started last.
+    metrics: Metrics,
     /// What opening the store on files came to, in worlds that have one, and the records it found.
     pub opened: Option<(OpenReport, State)>,
     /// The API server, in worlds that have one.
@@ -133,6 +135,7 @@ impl World {
             began: Instant::now(),
             integrity: Integrity::New,
             cluster_doubted: false,
+            metrics: Metrics::default(),
             opened: None,
             api: None,
             schedule: None,
@@ -177,10 +180,16 @@ impl World {
         }
     }
 
+    /// What the agent that was started last shows on `/metrics`.
+    pub fn metrics_text(&self) -> String {
+        self.metrics.encode().unwrap()
+    }
+
     /// Starts the agent. Returns whether it lived through its start.
     pub async fn start_until(&mut self, crash: Crash) -> bool {
         assert!(self.agent.is_none(), "one agent at a time");
         self.life = Life::new(crash);
+        self.metrics = Metrics::default();
         self.disk.settle(false);
         let (store, meta) = match self.engine.clone() {
             Some(engine) => self.open_files(&engine),
@@ -191,7 +200,7 @@ impl World {
             store,
             meta,
             clock: Arc::new(self.clock.clone()),
-            metrics: Metrics::default(),
+            metrics: self.metrics.clone(),
             boot: self.clock.boot(),
             api: self.api.as_ref().map(|api| self.connect(api)),
             shutdown: self.shutdown.clone(),

@@ -124,6 +124,47 @@ fn touch(m: &Metrics) {
         &m.cgroup_manager_duration,
         label!(OperationLabel { operation_type }),
     );
+    one(&m.pod_pending_resizes, label!(ResizeReasonLabel { reason }));
+    one(
+        &m.pod_infeasible_resizes,
+        label!(ResizeCauseLabel { reason_detail }),
+    );
+    one(
+        &m.pod_deferred_accepted_resizes,
+        label!(RetryTriggerLabel { retry_trigger }),
+    );
+    one(&m.pod_resize_duration, label!(SuccessLabel { success }));
+    one(
+        &m.container_requested_resizes,
+        label!(ResizeLabel {
+            resource,
+            requirement,
+            operation
+        }),
+    );
+    one(
+        &m.ensured_images,
+        label!(EnsureImageLabel {
+            present_locally,
+            pull_policy,
+            pull_required
+        }),
+    );
+    one(
+        &m.credential_provider_duration,
+        label!(PluginNameLabel { plugin_name }),
+    );
+    one(
+        &m.credential_provider_errors,
+        label!(PluginNameLabel { plugin_name }),
+    );
+    one(
+        &m.cpu_manager_allocation_per_numa,
+        label!(NumaNodeLabel { numa_node }),
+    );
+    for family in [&m.aligned_resources, &m.aligned_resources_failure] {
+        one(family, label!(AlignmentLabel { scope, boundary }));
+    }
     one(&m.pod_worker_duration, label!(WorkLabel { operation_type }));
     one(
         &m.runtime_operations,

@@ -12,6 +12,7 @@ async fn promtool_finds_nothing_wrong_with_any_endpoint() {
         let known = [
             "cadvisor_version_info label names should be",
             "kubelet_cpu_manager_exclusive_cpu_allocation_count non-histogram",
+            "kubelet_pod_resize_duration_milliseconds use base unit",
             "kubelet_topology_manager_admission_duration_ms metric names should not contain abbreviated units",
         ];
         let complaints = said.unwrap_or_else(|said| said);

@@ -64,6 +64,22 @@ const KUBELET: &[&str] = &[
     "volume_stats_health_status_abnormal",
     "http_requests_total",
     "http_requests_duration_seconds",
+    "managed_ephemeral_containers",
+    "pod_pending_resizes",
+    "pod_in_progress_resizes",
+    "pod_infeasible_resizes_total",
+    "pod_deferred_accepted_resizes_total",
+    "pod_resize_duration_milliseconds",
+    "container_requested_resizes_total",
+    "image_manager_ensure_image_requests_total",
+    "credential_provider_plugin_duration",
+    "credential_provider_plugin_errors_total",
+    "cgroup_version",
+    "evented_pleg_connection_error_count",
+    "evented_pleg_connection_success_count",
+    "cpu_manager_allocation_per_numa",
+    "container_aligned_compute_resources_count",
+    "container_aligned_compute_resources_failure_count",
 ];
 
 /// The same without the prefix.

@@ -850,7 +850,7 @@ fn resized_pods_with_cpus_of_their_own_are_infeasible() {
     )]
     .into();
     let more_cpu = one("3");
-    let says = |pod: &Pod, cpus, memory| of_pinned(pod, &record, cpus, memory);
+    let says = |pod: &Pod, cpus, memory| of_pinned(pod, &record, cpus, memory).map(|(_, why)| why);
     assert_eq!(says(&before, true, true), None, "nothing is wanted");
     assert!(
         says(&more_cpu, true, false)

@@ -56,7 +56,7 @@ fn decisions() {
         "Node didn't have enough capacity: memory, requested: 5368709120, capacity: 4294967296";
     let qos = "Pod QOS Class may not change as a result of resizing";
     let deferred = |m: &str| Decision::Deferred(m.to_owned());
-    let infeasible = |m: &str| Decision::Infeasible(m.to_owned());
+    let infeasible = |cause, m: &str| Decision::Infeasible(cause, m.to_owned());
     let allocate = |pod: &Pod| Decision::Allocate(admission::allocated(pod));
     for (what, before, after, used, want) in [
         (
@@ -100,7 +100,7 @@ fn decisions() {
             cpu("1"),
             cpu("5"),
             "0",
-            infeasible(never),
+            infeasible(Cause::Capacity, never),
         ),
         (
             "as much as the node has",
@@ -114,7 +114,7 @@ fn decisions() {
             both("1", "1Gi"),
             both("1", "5Gi"),
             "0",
-            infeasible(memory),
+            infeasible(Cause::Capacity, memory),
         ),
         (
             "guaranteed stays so",
@@ -148,21 +148,21 @@ fn decisions() {
                 json!({"cpu": "2", "memory": "1Gi"}),
             ),
             "0",
-            infeasible(qos),
+            infeasible(Cause::QosClass, qos),
         ),
         (
             "guaranteed to burstable",
             both("1", "1Gi"),
             one(json!({"cpu": "1"}), json!({"cpu": "2", "memory": "1Gi"})),
             "0",
-            infeasible(qos),
+            infeasible(Cause::QosClass, qos),
         ),
         (
             "best effort to burstable",
             pod(json!([{"name": "c"}])),
             cpu("1"),
             "0",
-            infeasible(qos),
+            infeasible(Cause::QosClass, qos),
         ),
     ] {
         let record = admission::allocated(&before);
@@ -188,7 +188,10 @@ fn decisions() {
     let got = decide(&fixed, &admission::allocated(&cpu("1")), &[], &node());
     assert_eq!(
         got,
-        infeasible("In-place resize of static-pods is not supported")
+        infeasible(
+            Cause::StaticPod,
+            "In-place resize of static-pods is not supported"
+        )
     );
     let nowhere = decide(
         &cpu("9"),
@@ -445,4 +448,32 @@ fn what_a_status_says() {
     let bare = pod(json!([{"name": "c"}]));
     let got = view(&bare, &admission::allocated(&bare), None, None, &["c"]);
     assert_eq!(got.containers["c"], ResourceView::default());
+}
+
+#[test]
+fn changes_that_a_pod_asks_for_are_named_by_resource_requirement_and_direction() {
+    let pod = |requests: Value, limits: Value| one(requests, limits);
+    let before = pod(
+        json!({"cpu": "1", "memory": "1Gi"}),
+        json!({"memory": "1Gi"}),
+    );
+    let changes = |after: &Pod| requested_changes(&before, after);
+    assert_eq!(changes(&before), []);
+    let same = pod(
+        json!({"cpu": "1000m", "memory": "1Gi"}),
+        json!({"memory": "1024Mi"}),
+    );
+    assert_eq!(changes(&same), []);
+    let after = pod(json!({"cpu": "2", "memory": "512Mi"}), json!({"cpu": "2"}));
+    assert_eq!(
+        changes(&after),
+        [
+            ("cpu", "requests", "increase"),
+            ("cpu", "limits", "add"),
+            ("memory", "requests", "decrease"),
+            ("memory", "limits", "remove"),
+        ]
+    );
+    let of_others = json!([{"name": "new", "resources": {"requests": {"cpu": "1"}}}]);
+    assert_eq!(changes(&super::tests::pod(of_others)), []);
 }

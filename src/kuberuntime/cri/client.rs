@@ -637,7 +637,11 @@ impl CriClient {
         let count = self.metrics.clone();
         stream::once(async move {
             count_call(&count, "get_container_events");
-            client.get_container_events(v1::GetEventsRequest {}).await
+            let answer = client.get_container_events(v1::GetEventsRequest {}).await;
+            if answer.is_ok() {
+                count.evented_pleg_connection_success.inc();
+            }
+            answer
         })
         .flat_map(|answer| match answer {
             Ok(events) => events.into_inner().boxed(),

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::core::admission;
 use crate::core::resize::{
-    Change, Decision, ERROR, ResizeRecord, changes, decide, is_wanted, of_pinned, view,
+    Cause, Change, Decision, ERROR, ResizeRecord, changes, decide, is_wanted, of_pinned, view,
     with_allocation,
 };
 use crate::core::state::{State, Transaction};
@@ -45,12 +45,17 @@ fn a_pod_as_a_whole_is_resized_by_the_rules_of_its_containers() {
     let limited =
         |memory: &str| whole(json!({"requests": {"memory": "1Gi"}, "limits": {"memory": memory}}));
     let allocate = |pod: &Pod| Decision::Allocate(admission::allocated(pod));
-    let infeasible = |why: &str| Decision::Infeasible(why.to_owned());
-    let class = infeasible("Pod QOS Class may not change as a result of resizing");
+    let infeasible = |cause, why: &str| Decision::Infeasible(cause, why.to_owned());
+    let class = infeasible(
+        Cause::QosClass,
+        "Pod QOS Class may not change as a result of resizing",
+    );
     let full = "Node didn't have enough resource: cpu, requested: 3000, used: 2000, capacity: 4000";
     let full = Decision::Deferred(full.to_owned());
-    let never =
-        infeasible("Node didn't have enough capacity: cpu, requested: 5000, capacity: 4000");
+    let never = infeasible(
+        Cause::Capacity,
+        "Node didn't have enough capacity: cpu, requested: 5000, capacity: 4000",
+    );
     let small = || of("1", "1Gi");
     let empty = || whole(json!({}));
     let none = || whole(json!(null));
@@ -167,7 +172,7 @@ fn cpus_of_a_guaranteed_pod_are_not_resized_where_they_are_pinned() {
         (with("1", "2Gi"), true, true, true),
         (with("1", "1Gi"), true, true, false),
     ] {
-        let why = of_pinned(&wants, &record, cpus, memory);
+        let why = of_pinned(&wants, &record, cpus, memory).map(|(_, why)| why);
         assert_eq!(why.is_some(), refused, "{:?} {why:?}", wants.spec);
     }
 }
