@@ -33,6 +33,8 @@ mod late_disk;
 mod odd_node;
 #[path = "support/rich_pod.rs"]
 mod rich_pod;
+#[path = "agent_child/node_settings.rs"]
+mod node_settings;
 #[path = "agent_child/rows.rs"]
 mod rows;
 #[path = "agent_child/running.rs"]

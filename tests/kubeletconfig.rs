@@ -740,7 +740,7 @@ fn a_field_without_effect_that_is_set_to_its_default_is_not_warned_about() {
     // Zeros that upstream does not take for the default, and other values.
     for (body, field) in [
         ("registryPullQPS: 0\n", "registryPullQPS"),
-        ("maxOpenFiles: 5\n", "maxOpenFiles"),
+        ("volumeStatsAggPeriod: 5m\n", "volumeStatsAggPeriod"),
         ("hairpinMode: none\n", "hairpinMode"),
         ("featureGates: {A: false}\n", "featureGates"),
         ("registryBurst: 3\n", "registryBurst"),

@@ -131,6 +131,7 @@ pub(super) fn node_settings(config: &AgentConfig) -> NodeSettings {
     settings.kubelet_port = kubelet.port;
     settings.max_pods = kubelet.max_pods;
     settings.static_cpus = kubelet.cpu_manager_policy == CpuManagerPolicy::Static;
+    settings.local_storage = kubelet.local_storage_capacity_isolation;
     settings.pods_per_core = kubelet.pods_per_core;
     settings.controller_attach_detach = kubelet.reserves.controller_attach_detach;
     settings.system_reserved = kubelet.system_reserved.clone();

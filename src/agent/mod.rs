@@ -25,9 +25,11 @@ mod mounts;
 mod node;
 mod node_parts;
 mod oom;
+mod open_files;
 mod opening;
 mod pinning;
 mod pleg;
+mod pod_cidr;
 mod pod_parts;
 mod pod_sockets;
 mod probes;
@@ -189,6 +191,7 @@ pub async fn run(config: AgentConfig, options: RunOptions) -> Result<(), AgentEr
     }
     let _locks = lock(&config).await?;
     oom::set_own_score(config.kubelet.oom_score_adj);
+    open_files::limit(config.kubelet.max_open_files);
 
     let (boot, clock) = opening::boot(&config, &options);
     let metrics = Metrics::default();

@@ -8,14 +8,15 @@ use tokio_util::sync::CancellationToken;
 use super::base::Base;
 use super::images::collection;
 use super::node_parts::NodeParts;
+use super::pod_cidr::PodCidrs;
 use super::pod_parts::PodParts;
 use super::pod_sockets::{pod_resources, pods_api};
 use super::resume::{restore, resume, tell_what_was_restored};
 use super::started::Started;
 use super::sync_loop::container_policy;
 use super::{
-    AgentError, Tasks, api, devices, directories, dra, early_ends, eviction, logs, shutdown,
-    sources, sync_loop, tasks, workers,
+    AgentError, Tasks, api, devices, directories, dra, early_ends, eviction, logs, pod_cidr,
+    shutdown, sources, sync_loop, tasks, workers,
 };
 use crate::config::{PodConfig, RunningStatic};
 use crate::core::pleg_diff::PodLifecycleEvent;
@@ -96,6 +97,14 @@ pub(super) async fn start(
     Ok(agent.into_started())
 }
 
+/// Returns where the addresses of pods come from. Upstream heeds `podCIDR` without an API server only.
+fn pod_cidrs(config: &AgentConfig, base: &Base) -> Option<PodCidrs> {
+    if config.kubeconfig.is_some() {
+        return Some(PodCidrs::OfNode(base.node.clone()));
+    }
+    config.kubelet.pod_cidr.clone().map(PodCidrs::Configured)
+}
+
 /// Loops that look after pods, with what they receive.
 struct Loops {
     sync_loop: SyncLoop,
@@ -154,6 +163,12 @@ impl Assembly<'_> {
             api::follow_objects(node.objects.clone(), workers(), ready, token.clone()),
         );
         tasks.add("object records", node.objects.clone().run(token.clone()));
+        if let Some(cidrs) = pod_cidrs(self.config, base) {
+            tasks.add(
+                "addresses of pods",
+                pod_cidr::follow(cidrs, node.cri.clone(), token.clone()),
+            );
+        }
     }
 
     /// Builds the sync loop and its janitor. `unrecorded` are the static pods that run without a record.
@@ -184,8 +199,10 @@ impl Assembly<'_> {
         let (config, base, cri) = (self.config, self.base, &self.node.cri);
         let rotator = logs::build(config, base, cri.clone());
         tasks.add("log rotation", rotator.run(self.token.clone()));
-        let storage = eviction::local_storage(base, cri.clone(), &self.workers);
-        tasks.add("local storage", storage.run(self.token.clone()));
+        if config.kubelet.local_storage_capacity_isolation {
+            let storage = eviction::local_storage(base, cri.clone(), &self.workers);
+            tasks.add("local storage", storage.run(self.token.clone()));
+        }
         let garbage = eviction::NodeGarbage {
             workers: self.workers.clone(),
             policy: container_policy(config),

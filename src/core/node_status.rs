@@ -149,6 +149,8 @@ pub struct NodeSettings {
     pub lease_duration: Duration,
     /// `cpuManagerPolicy: static`: containers of Guaranteed pods may have CPUs for themselves.
     pub static_cpus: bool,
+    /// `localStorageCapacityIsolation`: the node has an amount of `ephemeral-storage`.
+    pub local_storage: bool,
 }
 
 impl NodeSettings {
@@ -179,6 +181,7 @@ impl NodeSettings {
             report_frequency: Duration::from_secs(300),
             lease_duration: Duration::from_secs(40),
             static_cpus: false,
+            local_storage: true,
         }
     }
 }
@@ -450,7 +453,14 @@ pub fn compute(
         status.volumes_in_use = filled(in_use.shown(status.volumes_in_use.as_deref()));
     }
 
-    let told = conditions::set(status, pressure, readiness, &memory.pending, time(now));
+    let told = conditions::set(
+        status,
+        settings.local_storage,
+        pressure,
+        readiness,
+        &memory.pending,
+        time(now),
+    );
     memory.pending = told.pending;
     let changed = told
         .events

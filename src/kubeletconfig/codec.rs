@@ -210,6 +210,7 @@ impl Number for u16 {}
 impl Number for u32 {}
 impl Number for i32 {}
 impl Number for i64 {}
+impl Number for u64 {}
 
 /// Makes `arg` one with a number.
 pub(super) fn number<T: Number>(arg: Arg) -> Arg {

@@ -256,8 +256,18 @@ pub(super) const VMODULE: &[Field] = &[
 ];
 
 const OUTPUT_ROUTING: &[Field] = &[
-    later("splitStream", Kind::Bool, &["false"], ""),
-    later("infoBufferSize", Kind::Quantity, &["0"], ""),
+    later(
+        "splitStream",
+        Kind::Bool,
+        &["false"],
+        "All lines go to standard error.",
+    ),
+    later(
+        "infoBufferSize",
+        Kind::Quantity,
+        &["0"],
+        "Each line is written at once.",
+    ),
 ];
 
 pub(super) const TAINT: &[Field] = &[

@@ -242,8 +242,8 @@ fields! {
                 .check(|c| at_most_a_day(c.authorization.cache_unauthorized_ttl))]
         }]
     }]
-    [later "registryPullQPS": Int32 = ["5"], "Pulls are limited by how many run at a time."]
-    [later "registryBurst": Int32 = ["10", "0"], ""]
+    [later "registryPullQPS": Int32 = ["5"], "Pulls are limited by how many run at a time, so that a pod whose pulls fail holds up no other."]
+    [later "registryBurst": Int32 = ["10", "0"], "As `registryPullQPS`."]
     /// For which images on the node a pod must show that it may have them.
     image_pull_credentials_verification_policy: ImageVerification = ImageVerification::default(),
     ["imagePullCredentialsVerificationPolicy": String = names(),
@@ -267,7 +267,7 @@ fields! {
     enable_debugging_handlers: bool = true,
     ["enableDebuggingHandlers": Bool = BOOL, "Serve logs, exec, attach, port-forward, run and the like.";
         .flag("enable-debugging-handlers", "BOOL", "Serve logs, exec, attach, port-forward, run and the like [default: true]")]
-    [later "enableContentionProfiling": Bool = ["false"], ""]
+    [later "enableContentionProfiling": Bool = ["false"], "It profiles locks of Go."]
     /// Port of `/healthz`; 0 turns the endpoint off.
     healthz_port: u16 = 10248,
     ["healthzPort": Int32 = Int("a port from 1 to 65535, or 0 to turn it off"), "0 turns the endpoint off.";
@@ -329,7 +329,7 @@ fields! {
     ["imageGCLowThresholdPercent": Int32 = Int("a percentage from 0 to 100, less than imageGCHighThresholdPercent"),
         "Percentage down to which they are removed; less than the high one.";
         .flag("image-gc-low-threshold", "PERCENT", "Percentage down to which they are removed [default: 80]")]
-    [later "volumeStatsAggPeriod": Duration = ["1m", "0s"], ""]
+    [later "volumeStatsAggPeriod": Duration = ["1m", "0s"], "Volumes are measured on request, once a minute at most."]
     [reserves.kubelet_cgroups as "kubeletCgroups": String = OPTIONAL_TEXT,
         "The cgroup that the agent moves itself into. With the driver `cgroupfs` the agent creates it.";
         .flag("kubelet-cgroups", "CGROUP", "Cgroup that the agent moves itself into")]
@@ -397,12 +397,16 @@ fields! {
     ["runtimeRequestTimeout": Duration = PERIOD, "1ms to 24h.";
         .flag("runtime-request-timeout", "DURATION", "Deadline of runtime calls that are not long-running [default: 2m]")
         .within(|c| c.runtime_request_timeout, Duration::from_millis(1), DAY)]
-    [later "hairpinMode": String = ["promiscuous-bridge", ""], ""]
+    [later "hairpinMode": String = ["promiscuous-bridge", ""], "The network is the container runtime's; the kubelet does nothing with it either."]
     /// Number of pods that may run on the node.
     max_pods: u32 = 110,
     ["maxPods": Int32 = Nonzero("a number from 0 (which means 110)", "a number from 1"), "0 is the default.";
         .flag("max-pods", "COUNT", "How many pods may run [default: 110]")]
-    [later "podCIDR": String = [""], ""]
+    /// `podCIDR`: addresses of pods where there is no API server.
+    pod_cidr: Option<String> = None,
+    ["podCIDR": String = OPTIONAL_TEXT,
+        "Without an API server, the addresses of pods that the agent passes to the container runtime at its start. With one it passes those of the node's object.";
+        .flag("pod-cidr", "CIDR", "Addresses of pods that are passed to the container runtime; only without an API server")]
     /// Process limit of one pod; `None` for no limit (upstream's -1).
     pod_pids_limit: Option<u64> = None,
     ["podPidsLimit": Int64 = PIDS_LIMIT,
@@ -427,7 +431,11 @@ fields! {
     node_status_max_images: Option<u32> = Some(50),
     ["nodeStatusMaxImages": Int32 = MAX_IMAGES, "-1 lists all.";
         .flag("node-status-max-images", "COUNT", "How many images the node's status lists; -1 for all [default: 50]")]
-    [later "maxOpenFiles": Int64 = ["1000000", "0"], ""]
+    /// `maxOpenFiles`: files that the agent may have open.
+    max_open_files: u64 = 1_000_000,
+    ["maxOpenFiles": Int64 = ZeroAs(1_000_000, "a number from 0 (which means 1000000)"),
+        "Files, sockets and connections that the agent may have open; 0 is the default. An agent that may not raise its limit so far logs a warning and has as many as it may.";
+        .flag("max-open-files", "COUNT", "How many files the agent may have open [default: 1000000]")]
     /// `contentType`: how bodies are encoded. JSON is spoken whatever this says.
     content_type: String = "application/vnd.kubernetes.protobuf".to_owned(),
     ["contentType": String = FILLED,
@@ -497,8 +505,8 @@ fields! {
         .flag("protect-kernel-defaults", "BOOL", "Leave kernel settings unchanged and report those that differ from Kubernetes' [default: false]")]
     [reserves.make_iptables_util_chains as "makeIPTablesUtilChains": Bool = BOOL, "See [iptables](#iptables).";
         .flag("make-iptables-util-chains", "BOOL", "Maintain the iptables chains by which other programs find the kubelet's rules [default: true]")]
-    [later "iptablesMasqueradeBit": Int32 = ["14"], ""]
-    [later "iptablesDropBit": Int32 = ["15"], ""]
+    [later "iptablesMasqueradeBit": Int32 = ["14"], "The kubelet does nothing with it since 1.28 either."]
+    [later "iptablesDropBit": Int32 = ["15"], "As `iptablesMasqueradeBit`."]
     [later "featureGates": BoolMap = [], "What this version has is on."]
     [reserves.fail_swap_on as "failSwapOn": Bool = BOOL,
         "If the node has swap on at the start of the agent, true logs a warning and emits the event `SwapOn`. Pods run anyway.";
@@ -545,7 +553,7 @@ fields! {
     ["reservedSystemCPUs": String = CPUS,
         "CPUs that no container gets exclusively, such as `0-1,4`. Replaces `cpu` of `systemReserved` and `kubeReserved`.";
         .flag("reserved-cpus", "CPUS", "CPUs that no container gets for itself, such as 0-1,4; replaces cpu of --system-reserved and --kube-reserved")]
-    [later "showHiddenMetricsForVersion": String = [""], ""]
+    [later "showHiddenMetricsForVersion": String = [""], "No metric is hidden."]
     [reserves.system_cgroup as "systemReservedCgroup": String = OPTIONAL_TEXT,
         "The cgroup that is limited to `systemReserved`, like `/system.slice`. It must exist.";
         .flag("system-reserved-cgroup", "CGROUP", "Cgroup limited to --system-reserved, if --enforce-node-allocatable has system-reserved")]
@@ -563,7 +571,7 @@ fields! {
     ["allowedUnsafeSysctls": Strings = STRINGS,
         "Names, or prefixes ending in `*`, of `kernel.shm*`, `kernel.msg*`, `kernel.sem`, `fs.mqueue.*`, `net.*`.";
         .flag("allowed-unsafe-sysctls", "SYSCTLS", "Sysctls, or prefixes ending in '*', that pods may set although they are not known as safe; may be repeated")]
-    [later "volumePluginDir": String = ["/usr/libexec/kubernetes/kubelet-plugins/volume/exec/", ""], ""]
+    [later "volumePluginDir": String = ["/usr/libexec/kubernetes/kubelet-plugins/volume/exec/", ""], "Directory of FlexVolume drivers, which are not supported."]
     /// `providerID`: the instance's name at the cloud provider.
     provider_id: Option<String> = None,
     ["providerID": String = OPTIONAL_TEXT, "The instance's name at the cloud provider.";
@@ -578,11 +586,11 @@ fields! {
     [section "logging" {
         [logging.format as "logging.format": String = names(), "`text` or `json`.";
             .flag("logging-format", "FORMAT", "Log format: text or json [default: text]")]
-        [later "flushFrequency": DurationOrNanos = ["5s", "0s"], ""]
+        [later "flushFrequency": DurationOrNanos = ["5s", "0s"], "Each line is written at once."]
         [logging.verbosity as "logging.verbosity": Uint32 = Int("a number from 0"),
             "0 to 2147483647; 0–3 info, 4–5 debug, from 6 trace.";
             .flag("v", "LEVEL", "Log verbosity, as klog's: 0 to 3 info, 4 and 5 debug, from 6 trace")]
-        [later "vmodule": Objects(VMODULE) = [], "`filePattern`, `verbosity`."]
+        [later "vmodule": Objects(VMODULE) = [], "`filePattern`, `verbosity`. `RUST_LOG` sets levels by module."]
         [later "options": Object(LOGGING_OPTIONS) = [], ""]
     }]
     /// True if it has `/logs/`.
@@ -649,7 +657,11 @@ fields! {
             "0 to 1000000; of a million traces so many are sent, 0 for none. See [debugging.md](debugging.md#traces).";
             .default("0")]
     }]
-    [later "localStorageCapacityIsolation": Bool = ["true"], "[Limits of local storage](lifecycle.md#limits-of-local-storage) are always enforced."]
+    /// `localStorageCapacityIsolation`: local storage is counted and limited.
+    local_storage_capacity_isolation: bool = true,
+    ["localStorageCapacityIsolation": Bool = BOOL,
+        "False where file systems cannot be measured: the node has no `ephemeral-storage`, and no pod is evicted for its [limits of local storage](lifecycle.md#limits-of-local-storage).";
+        .flag("local-storage-capacity-isolation", "BOOL", "Count local storage and enforce its limits [default: true]")]
     /// CRI runtime endpoint as written; the resolved one is in `AgentConfig`.
     container_runtime_endpoint: String = "unix:///run/containerd/containerd.sock".to_owned(),
     ["containerRuntimeEndpoint": String = ENDPOINT, "Unix socket, as a URL or an absolute path.";

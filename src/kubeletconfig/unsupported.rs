@@ -123,7 +123,6 @@ pub const UNSUPPORTED_FLAGS: &[UnsupportedFlag] = &[
     removed("iptables-drop-bit", Takes::Value, "1.31", ""),
     removed("iptables-masquerade-bit", Takes::Value, "1.31", ""),
     removed("keep-terminated-pod-volumes", Takes::Bool, "1.31", ""),
-    switch("local-storage-capacity-isolation"),
     flag(
         "lock-file",
         Takes::Value,
@@ -137,8 +136,6 @@ pub const UNSUPPORTED_FLAGS: &[UnsupportedFlag] = &[
     switch("log-text-split-stream"),
     value("machine-id-file"),
     removed("master-service-namespace", Takes::Value, "1.27", ""),
-    value("max-open-files"),
-    value("pod-cidr"),
     removed(
         "pod-infra-container-image",
         Takes::Value,

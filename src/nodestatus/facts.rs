@@ -142,7 +142,17 @@ impl FactsTask {
         let Some(info) = told("image file system", self.cri.image_fs_info()).await else {
             return;
         };
-        let Some(mount) = (info.image_filesystems.first()).and_then(|f| f.fs_id.as_ref()) else {
+        let named = info
+            .image_filesystems
+            .first()
+            .and_then(|f| f.fs_id.as_ref());
+        let Some(mount) = named.filter(|id| !id.mountpoint.is_empty()) else {
+            let text = "the container runtime reports no file system of images: evictionHard and evictionSoft of imagefs.available and \
+                        imagefs.inodesFree are not checked, and no image is removed for space";
+            warn!("{text}");
+            let reason = "InvalidDiskCapacity";
+            self.recorder
+                .record(Event::node(EventType::Warning, reason, text));
             return;
         };
         let mount = PathBuf::from(&mount.mountpoint);

@@ -38,7 +38,9 @@ pub struct Readiness {
 pub(super) const OWN: [&str; 4] = ["MemoryPressure", "DiskPressure", "PIDPressure", "Ready"];
 
 /// Resources without which no pod can be placed.
-const REQUIRED: [&str; 4] = ["cpu", "memory", "pods", "ephemeral-storage"];
+const REQUIRED: [&str; 3] = ["cpu", "memory", "pods"];
+/// Another one, where local storage is counted.
+const LOCAL_STORAGE: &str = "ephemeral-storage";
 
 pub(super) struct Told {
     /// Reasons of events.
@@ -55,6 +57,7 @@ struct Wanted {
 /// Sets the conditions of `status`, which holds what the API server shows; `pending` are those it has not heard of.
 pub(super) fn set(
     status: &mut NodeStatus,
+    local_storage: bool,
     pressure: Pressure,
     readiness: &Readiness,
     pending: &[NodeCondition],
@@ -62,7 +65,9 @@ pub(super) fn set(
 ) -> Told {
     let mut errors = readiness.errors.clone();
     let has = |name: &&str| (status.capacity.as_ref()).is_some_and(|c| c.contains_key(*name));
-    let missing: Vec<_> = REQUIRED.into_iter().filter(|name| !has(name)).collect();
+    let storage = local_storage.then_some(LOCAL_STORAGE);
+    let required = REQUIRED.into_iter().chain(storage);
+    let missing: Vec<_> = required.filter(|name| !has(name)).collect();
     if !missing.is_empty() {
         let missing = missing.join(", ");
         errors.push(format!("missing node capacity for resources: {missing}"));

@@ -45,11 +45,14 @@ pub(super) fn capacity(
         let size = binary(i128::from(*size)).0;
         set(format!("{HUGEPAGES}{size}"), binary(i128::from(*bytes)));
     }
-    if let Some(bytes) = machine.ephemeral_storage {
+    if let Some(bytes) = machine.ephemeral_storage.filter(|_| settings.local_storage) {
         set("ephemeral-storage".to_owned(), binary(bytes.into()));
     }
     let pods = pod_capacity(settings.max_pods, settings.pods_per_core, machine.cpus);
     set("pods".to_owned(), Quantity(pods.to_string()));
+    if !settings.local_storage {
+        capacity.remove("ephemeral-storage");
+    }
     capacity
 }
 

@@ -93,7 +93,11 @@ impl ImageService for Service {
                 inodes_used: Some(v1::UInt64Value { value: 1 }),
             };
             Ok(v1::ImageFsInfoResponse {
-                image_filesystems: vec![filesystem],
+                image_filesystems: if model.image_directory().is_empty() {
+                    Vec::new()
+                } else {
+                    vec![filesystem]
+                },
                 container_filesystems: Vec::new(),
             })
         })

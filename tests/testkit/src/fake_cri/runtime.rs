@@ -475,9 +475,12 @@ impl RuntimeService for Service {
 
     async fn update_runtime_config(
         &self,
-        _: Request<v1::UpdateRuntimeConfigRequest>,
+        request: Request<v1::UpdateRuntimeConfigRequest>,
     ) -> Result<Response<v1::UpdateRuntimeConfigResponse>, Status> {
-        self.call("update_runtime_config", "", async {
+        let config = request.into_inner().runtime_config;
+        let network = config.and_then(|config| config.network_config);
+        let cidr = network.map(|network| network.pod_cidr).unwrap_or_default();
+        self.call("update_runtime_config", &cidr, async {
             Ok(v1::UpdateRuntimeConfigResponse {})
         })
         .await
