@@ -25,7 +25,7 @@ use crate::kubeletconfig::{
 use crate::kuberuntime::dns::{DnsConfigurer, Unfilled};
 use crate::kuberuntime::node_context::{MachineFacts, MemorySize, NodeContext, SharedFacts};
 use crate::kuberuntime::resources::MemoryRules;
-use crate::kuberuntime::selinux;
+use crate::kuberuntime::{selinux, userns};
 use crate::nodestatus::{cpus, huge_pages, memory_size, read_memory};
 use crate::types::host_addresses::HostAddresses;
 use crate::types::metrics::Metrics;
@@ -389,6 +389,23 @@ pub(super) async fn cgroups(
     Ok(cgroups)
 }
 
+/// Returns the users that pods may have for themselves, from the files of subordinate IDs. A file that is missing has none.
+fn subordinate_ids(ids_per_pod: u32, max_pods: u32) -> Result<userns::Pool, String> {
+    let read = |path: &str| match std::fs::read(path) {
+        Ok(content) => Ok(content),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(format!("read {path}: {error}")),
+    };
+    let pool = read("/etc/subuid").and_then(|users| {
+        let groups = read("/etc/subgid")?;
+        userns::Pool::of_kubelet(&users, &groups, ids_per_pod, max_pods)
+    });
+    if let Err(error) = &pool {
+        warn!(error, "pods with hostUsers: false cannot start");
+    }
+    pool
+}
+
 /// Detects cgroups and makes those of all pods. The second result says whether pods are held to their share of the node, which
 /// the kernel may refuse.
 async fn detect_cgroups(
@@ -488,6 +505,7 @@ pub(super) fn context(
     }
     context.single_process_oom_kill = kubelet.single_process_oom_kill.unwrap_or(false);
     context.user_ids_per_pod = kubelet.user_ids_per_pod;
+    context.user_ids = subordinate_ids(kubelet.user_ids_per_pod, kubelet.max_pods);
     context.swap_controller = cgroups.has_swap_controller();
     let behavior = kubelet.reserves.swap;
     if let Some(why) = swap::without_effect(behavior, context.cgroup_v2, context.swap_controller) {

@@ -94,6 +94,8 @@ pub struct NodeContext {
     pub single_process_oom_kill: bool,
     /// `userNamespaces.idsPerPod`: users that a pod with `hostUsers: false` has for itself.
     pub user_ids_per_pod: u32,
+    /// Users that pods with `hostUsers: false` may have; or why none can be given.
+    pub user_ids: Result<userns::Pool, String>,
     /// Sizes of huge pages that the kernel has, in bytes.
     pub hugepage_sizes: Vec<u64>,
     /// The node's addresses.
@@ -122,6 +124,7 @@ impl NodeContext {
             selinux_file_context: None,
             single_process_oom_kill: false,
             user_ids_per_pod: userns::LENGTH,
+            user_ids: Ok(userns::Pool::default()),
             hugepage_sizes: Vec::new(),
             addresses: HostAddresses::fixed(Vec::new()),
         }

@@ -86,11 +86,12 @@ async fn range(context: &WorkerContext, pod: &Pod) -> Result<Range, StepError> {
     if let Some(record) = state.stored(&key) {
         return record.read().map_err(unreadable);
     }
+    let pool = context.node.user_ids.clone().map_err(StepError::Sandbox)?;
     let mut taken = Vec::new();
     for record in state.all_stored::<Range>() {
         taken.push(record.read().map_err(unreadable)?);
     }
-    let range = userns::allocate(taken, context.node.user_ids_per_pod).ok_or_else(|| {
+    let range = userns::allocate(taken, context.node.user_ids_per_pod, pool).ok_or_else(|| {
         StepError::Sandbox(
             "no users are left for another pod with hostUsers: false; remove one".to_owned(),
         )
