@@ -6,7 +6,7 @@ use super::Refusal;
 use crate::types::PodExt;
 
 /// Parameters that cannot hurt other pods; upstream's `SafeSysctlAllowlist`.
-const SAFE: [&str; 12] = [
+const SAFE: [&str; 14] = [
     "kernel.shm_rmid_forced",
     "net.ipv4.ip_local_port_range",
     "net.ipv4.tcp_syncookies",
@@ -19,6 +19,8 @@ const SAFE: [&str; 12] = [
     "net.ipv4.tcp_keepalive_probes",
     "net.ipv4.tcp_rmem",
     "net.ipv4.tcp_wmem",
+    "net.ipv4.tcp_slow_start_after_idle",
+    "net.ipv4.tcp_notsent_lowat",
 ];
 /// Prefixes of the parameters of the IPC namespace; `net.` is that of the network namespace.
 const IPC: [&str; 4] = ["kernel.sem", "kernel.shm", "kernel.msg", "fs.mqueue."];

@@ -334,6 +334,8 @@ fn sysctls_are_safe_or_allowed() {
     for (name, spec, why) in [
         ("net.ipv4.tcp_rmem", json!({}), ""),
         ("net/ipv4/tcp_rmem", json!({}), ""),
+        ("net.ipv4.tcp_slow_start_after_idle", json!({}), ""),
+        ("net.ipv4.tcp_notsent_lowat", json!({}), ""),
         ("net.core.somaxconn", json!({}), ""),
         ("kernel.msgmax", json!({}), ""),
         (
