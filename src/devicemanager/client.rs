@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use prost::Message;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags};
 use tokio::net::UnixStream;
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
@@ -204,9 +204,22 @@ pub(super) fn granted(of: ContainerAllocateResponse) -> Granted {
     }
 }
 
-async fn connect(path: &Path) -> io::Result<UnixStream> {
+/// Connects to a plugin's socket, whose path may be longer than an address of a socket.
+///
+/// # Errors
+/// As [`short_path`], or when nobody listens. Says so if the path is no socket.
+pub async fn connect(path: &Path) -> io::Result<UnixStream> {
     let (short, _open) = short_path(path)?;
-    UnixStream::connect(short).await
+    let error = match UnixStream::connect(&short).await {
+        Ok(stream) => return Ok(stream),
+        Err(error) => error,
+    };
+    let found = rustix::fs::stat(&short).map(|stat| FileType::from_raw_mode(stat.st_mode));
+    Err(match found {
+        Ok(FileType::Directory) => io::Error::new(error.kind(), "it is a directory, not a socket"),
+        Ok(kind) if kind != FileType::Socket => io::Error::new(error.kind(), "it is not a socket"),
+        _ => error,
+    })
 }
 
 /// Returns a path to a socket that fits into a socket's address: one that is too long leads through the open directory,

@@ -34,7 +34,7 @@ use tracing::{debug, info, warn};
 pub use self::allocate::{Align, Readiness};
 pub use self::checkpoint::{FILE as KUBELET_CHECKPOINT, KubeletCheckpoint};
 use self::client::PluginClient;
-pub use self::client::short_path;
+pub use self::client::{connect, short_path};
 use crate::core::devices::{
     self, Allocation, Amounts, Device, Devices, Granted, Instance, Inventory, PluginRecord,
     PodDevices, Unreadable,

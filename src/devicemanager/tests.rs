@@ -435,6 +435,11 @@ async fn bad_registrations_are_refused() {
     let world = World::new();
     let agent = world.agent(DeviceReadiness::Fail);
     let nobody = world.dir.path().join("nobody");
+    let directory = world.dir.path().join("directory");
+    std::fs::create_dir(&directory).unwrap();
+    let file = world.dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let long = world.dir.path().join("x".repeat(120));
     for (resource, version, expected) in [
         (
             GPU,
@@ -442,6 +447,8 @@ async fn bad_registrations_are_refused() {
             "requested API version \"v1alpha\" is not supported",
         ),
         ("cpu", "v1beta1", "the ResourceName \"cpu\" is invalid"),
+        ("gpu", "v1beta1", "the ResourceName \"gpu\" is invalid"),
+        ("", "v1beta1", "the ResourceName \"\" is invalid"),
         (GPU, "v1beta1", "cannot connect to"),
     ] {
         let versions = [version.to_owned()];
@@ -449,5 +456,30 @@ async fn bad_registrations_are_refused() {
         let why = refused.unwrap_err();
         assert!(why.starts_with(expected), "{why}");
     }
+    for (socket, expected) in [
+        (&nobody, "No such file or directory"),
+        (&directory, "it is a directory, not a socket"),
+        (&file, "it is not a socket"),
+        (
+            &long,
+            "the socket's file name has 120 bytes; give it a shorter one",
+        ),
+    ] {
+        let versions = ["v1beta1".to_owned()];
+        let why = agent.register(GPU, socket, &versions).await.unwrap_err();
+        let named = format!("cannot connect to {}: ", socket.display());
+        assert!(why.starts_with(&named) && why.contains(expected), "{why}");
+    }
     assert!(!agent.knows(GPU));
+
+    // A long path with a short name is no obstacle.
+    let deep = world.dir.path().join("y".repeat(110));
+    std::fs::create_dir(&deep).unwrap();
+    let short = world.dir.path().join("short.sock");
+    let plugin = DevicePlugin::start(&short, &["a"]).unwrap();
+    std::fs::rename(&short, deep.join("gpu.sock")).unwrap();
+    let versions = ["v1beta1".to_owned()];
+    let registered = agent.register(GPU, &deep.join("gpu.sock"), &versions).await;
+    registered.unwrap();
+    plugin.stop();
 }

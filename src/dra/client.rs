@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use prost::Message;
-use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::client::Grpc;
@@ -26,7 +25,7 @@ use super::proto::{
     NodeWatchResourcesResponse, method,
 };
 use crate::core::claims::ClaimDevice;
-use crate::devicemanager::short_path;
+use crate::devicemanager;
 use crate::types::causes;
 use crate::types::metrics::{DraGrpcLabel, Metrics};
 
@@ -325,8 +324,7 @@ impl DriverClient {
         if is_over.is_cancelled() {
             return Err(io::ErrorKind::NotConnected.into());
         }
-        let (short, _open) = short_path(&self.inner.socket)?;
-        let mut socket = UnixStream::connect(short).await?;
+        let mut socket = devicemanager::connect(&self.inner.socket).await?;
         let (ours, mut relayed) = tokio::io::duplex(BUFFER);
         let client = self.clone();
         tokio::spawn(async move {
