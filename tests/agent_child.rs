@@ -17,8 +17,12 @@
 
 #[path = "support/agent_process.rs"]
 mod agent_process;
+#[path = "agent_child/claim_kills.rs"]
+mod claim_kills;
 #[path = "agent_child/claims.rs"]
 mod claims;
+#[path = "agent_child/device_kills.rs"]
+mod device_kills;
 #[path = "agent_child/devices.rs"]
 mod devices;
 #[path = "agent_child/full_disk.rs"]
@@ -29,12 +33,12 @@ mod hostile;
 mod hostile_node;
 #[path = "agent_child/late_disk.rs"]
 mod late_disk;
+#[path = "agent_child/node_settings.rs"]
+mod node_settings;
 #[path = "agent_child/odd_node.rs"]
 mod odd_node;
 #[path = "support/rich_pod.rs"]
 mod rich_pod;
-#[path = "agent_child/node_settings.rs"]
-mod node_settings;
 #[path = "agent_child/rows.rs"]
 mod rows;
 #[path = "agent_child/running.rs"]
@@ -57,6 +61,9 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use tonic::Code;
+
+holdfast_testkit::device_plugin_process!();
+holdfast_testkit::dra_driver_process!();
 
 const IMAGE: &str = "holdfast.local/busybox:1";
 

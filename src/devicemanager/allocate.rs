@@ -206,6 +206,7 @@ impl DeviceManager {
 
     async fn allocate_one(&self, place: Place<'_>) -> Result<(), AllocateError> {
         let ids = self.reserve(place).await?;
+        fail::fail_point!("devicemanager::allocate::recorded");
         let client = self.client(place.resource)?;
         let ids: Vec<String> = ids.keys().cloned().collect();
         info!(pod = %place.pod.uid(), container = place.container, resource = place.resource, ?ids, "allocating devices");
@@ -220,12 +221,14 @@ impl DeviceManager {
             .get_or_create(&label)
             .observe(begun.elapsed().as_secs_f64());
         let granted = answer?;
+        fail::fail_point!("devicemanager::allocate::answered");
         self.record(place, |held| {
             let known = held.allocation(place.container, place.resource);
             let ids = known.map(|a| a.ids.clone()).unwrap_or_default();
             (ids, Some(granted.clone()))
         })
         .await?;
+        fail::fail_point!("devicemanager::allocate::granted");
         Ok(())
     }
 

@@ -1,8 +1,10 @@
-//! A DRA driver in the test's own process: serves `DRAPlugin` on a unix socket, registers by another, remembers what it has
-//! prepared, and does what it is told.
+//! A DRA driver: serves `DRAPlugin` on a unix socket, registers by another, remembers what it has prepared, and does what it is
+//! told. [`DraDriver`] is one in the test's own process, [`DriverProcess`] one that can be killed; each test file that uses that
+//! has `holdfast_testkit::dra_driver_process!();` somewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -23,6 +25,8 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 use tonic_prost::ProstCodec;
 use tower::service_fn;
+
+use crate::fixture_process::{self, FixtureProcess};
 
 #[path = "../../../src/dra/proto.rs"]
 #[allow(dead_code, unreachable_pub, reason = "shared with the agent")]
@@ -54,6 +58,10 @@ pub enum DraAnswer {
     Garbage,
     /// One that leaves out every claim.
     Skip,
+    /// None: the process is killed.
+    Die,
+    /// It is done, and then the process is killed.
+    DoAndDie,
 }
 
 /// A DRA driver. A claim gets the device `<name of the claim>-<number of the preparation>` of the pool `pool`, for the request
@@ -63,6 +71,10 @@ pub struct DraDriver(Arc<DriverParts>);
 
 struct DriverParts {
     answer: Mutex<DraAnswer>,
+    /// Answers to calls of these names instead.
+    answers_to: Mutex<BTreeMap<String, DraAnswer>>,
+    /// Directory with a file for each prepared claim.
+    memory: Mutex<Option<PathBuf>>,
     calls: Mutex<Vec<String>>,
     /// Prepared claims by UID.
     prepared: Mutex<BTreeSet<String>>,
@@ -84,6 +96,8 @@ impl DraDriver {
         let listener = UnixListener::bind(&socket)?;
         let driver = Self(Arc::new(DriverParts {
             answer: Mutex::new(DraAnswer::Do),
+            answers_to: Mutex::default(),
+            memory: Mutex::default(),
             calls: Mutex::default(),
             prepared: Mutex::default(),
             counts: Mutex::default(),
@@ -134,6 +148,42 @@ impl DraDriver {
         *self.0.answer.lock().unwrap() = answer;
     }
 
+    /// Answers calls of this name (`Prepare`, `Unprepare`) like this from now on.
+    pub fn answers_to(&self, call: &str, answer: DraAnswer) {
+        let mut answers = self.0.answers_to.lock().unwrap();
+        answers.insert(call.to_owned(), answer);
+    }
+
+    /// Remembers what is prepared in this directory, as it was left there.
+    ///
+    /// # Errors
+    /// When the directory cannot be read.
+    pub fn remembers_in(&self, directory: &Path) -> io::Result<()> {
+        let mut prepared = self.0.prepared.lock().unwrap();
+        for file in fs::read_dir(directory)? {
+            prepared.insert(file?.file_name().to_string_lossy().into_owned());
+        }
+        *self.0.memory.lock().unwrap() = Some(directory.to_owned());
+        Ok(())
+    }
+
+    fn remember(&self, claim: &Claim, is_prepared: bool) {
+        let mut prepared = self.0.prepared.lock().unwrap();
+        let memory = self.0.memory.lock().unwrap();
+        let file = memory.as_ref().map(|directory| directory.join(&claim.uid));
+        if is_prepared {
+            prepared.insert(claim.uid.clone());
+            if let Some(file) = file {
+                fs::write(file, &claim.name).expect("remember a claim");
+            }
+        } else {
+            prepared.remove(&claim.uid);
+            if let Some(file) = file {
+                fs::remove_file(file).ok();
+            }
+        }
+    }
+
     /// Tells the health of devices of the pool `pool` from now on: 1 is healthy, 2 is not.
     pub fn tells_health(&self, devices: &[(&str, i32, &str)]) {
         let device = |(name, health, message): &(&str, i32, &str)| DeviceHealth {
@@ -181,12 +231,17 @@ impl DraDriver {
         let names: Vec<&str> = claims.iter().map(|c| c.name.as_str()).collect();
         let line = format!("{call} {}", names.join(","));
         self.0.calls.lock().unwrap().push(line);
-        let answer = self.0.answer.lock().unwrap().clone();
+        let of_call = self.0.answers_to.lock().unwrap().get(call).cloned();
+        let answer = of_call.unwrap_or_else(|| self.0.answer.lock().unwrap().clone());
         let mut acted = Acted::default();
         match &answer {
             DraAnswer::Hang => std::future::pending().await,
             DraAnswer::Refuse => return Err(Status::internal("broken")),
             DraAnswer::Skip => return Ok(acted),
+            DraAnswer::Die => {
+                fixture_process::die();
+                std::future::pending().await
+            }
             DraAnswer::Late(after) => tokio::time::sleep(*after).await,
             _ => {}
         }
@@ -197,6 +252,9 @@ impl DraDriver {
                 done(claim);
             }
             acted.claims.push((claim.clone(), error.to_owned()));
+        }
+        if answer == DraAnswer::DoAndDie {
+            fixture_process::die();
         }
         if answer == DraAnswer::DoAndHang {
             std::future::pending::<()>().await;
@@ -216,7 +274,7 @@ impl DraDriver {
         request: NodePrepareResourcesRequest,
     ) -> Result<NodePrepareResourcesResponse, Status> {
         let done = |claim: &Claim| {
-            self.0.prepared.lock().unwrap().insert(claim.uid.clone());
+            self.remember(claim, true);
             let mut counts = self.0.counts.lock().unwrap();
             *counts.entry(claim.uid.clone()).or_default() += 1;
         };
@@ -247,7 +305,7 @@ impl DraDriver {
         request: NodeUnprepareResourcesRequest,
     ) -> Result<NodeUnprepareResourcesResponse, Status> {
         let done = |claim: &Claim| {
-            self.0.prepared.lock().unwrap().remove(&claim.uid);
+            self.remember(claim, false);
         };
         let acted = self.act("Unprepare", &request.claims, done).await?;
         let of_claim =
@@ -408,4 +466,98 @@ impl Service<http::Request<Body>> for Registration {
             })
         })
     }
+}
+
+const PROCESS: &str = "HOLDFAST_DRA_DRIVER";
+const TEST: &str = "dra_driver_process";
+
+/// Makes the test binary able to be a [`DriverProcess`]. To be used in the root module of a test file.
+#[macro_export]
+macro_rules! dra_driver_process {
+    () => {
+        /// The process of a DRA driver, when it is asked to be one; see `holdfast_testkit::dra_driver`.
+        #[test]
+        fn dra_driver_process() {
+            $crate::dra_driver::process();
+        }
+    };
+}
+
+/// A DRA driver in a process of its own, which remembers what it has prepared.
+#[derive(Debug)]
+pub struct DriverProcess(FixtureProcess);
+
+impl DriverProcess {
+    /// Starts it below the agent's root directory. What is prepared is in the directory `memory`, beside which its log is.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn start(root_dir: &Path, name: &str, memory: &Path) -> io::Result<Self> {
+        fs::create_dir_all(memory)?;
+        fs::create_dir_all(root_dir.join("plugins_registry"))?;
+        let arguments = serde_json::json!({"root": root_dir, "name": name, "memory": memory});
+        let log = memory.with_extension("log");
+        FixtureProcess::start(TEST, PROCESS, &arguments.to_string(), &log).map(Self)
+    }
+
+    /// Answers calls of this name like this from now on: `Die` or `DoAndDie`.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn answers_to(&mut self, call: &str, answer: &DraAnswer) -> io::Result<()> {
+        self.0.ask(&format!("{call} {answer:?}")).map(drop)
+    }
+
+    /// Whether it runs.
+    ///
+    /// # Errors
+    /// When the process cannot be looked at.
+    pub fn runs(&mut self) -> io::Result<bool> {
+        self.0.runs()
+    }
+
+    /// Kills it.
+    pub fn kill9(&mut self) {
+        self.0.kill9();
+    }
+}
+
+/// What [`dra_driver_process!`] runs.
+///
+/// # Panics
+/// When it was not told what to be.
+pub fn process() {
+    let Ok(arguments) = std::env::var(PROCESS) else {
+        return;
+    };
+    let arguments: serde_json::Value = serde_json::from_str(&arguments).expect("JSON");
+    let text = |name: &str| arguments[name].as_str().expect("a text").to_owned();
+    let root = PathBuf::from(text("root"));
+    let socket = root.join("driver.sock");
+    let registration = root.join("plugins_registry").join("driver-reg.sock");
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let guard = runtime.enter();
+    for left in [&socket, &registration] {
+        fs::remove_file(left).ok();
+    }
+    let driver = DraDriver::start(&socket).expect("serve");
+    driver
+        .remembers_in(Path::new(&text("memory")))
+        .expect("remember");
+    let versions = ["v1.DRAPlugin", "v1beta1.DRAPlugin"];
+    driver
+        .register_by(&registration, &text("name"), &versions)
+        .expect("register");
+    drop(guard);
+    fixture_process::serve(|command| {
+        let (call, answer) = command.split_once(' ').expect("a call and an answer");
+        let mut all = [DraAnswer::Do, DraAnswer::Die, DraAnswer::DoAndDie].into_iter();
+        let answer = all.find(|a| format!("{a:?}") == answer);
+        driver.answers_to(call, answer.expect("a known answer"));
+        "done".to_owned()
+    });
 }

@@ -21,6 +21,7 @@ pub mod fake_api;
 pub mod fake_cri;
 pub mod fault_proxy;
 pub mod fixture;
+pub mod fixture_process;
 pub mod machine;
 pub mod pod_signer;
 pub mod ports;
