@@ -1,5 +1,6 @@
 use std::sync::Mutex;
 
+use proptest::prelude::*;
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -538,4 +539,301 @@ async fn what_was_observed_is_written_once_a_minute_while_nothing_is_short() {
     // The first of them comes at once, or after a minute.
     let took = world.clock.now().since(began);
     assert!((300..=360).contains(&took.as_secs()), "{took:?}");
+}
+
+/// One thing after another that the node shows, each for some seconds.
+#[derive(Clone, Debug)]
+struct Scene {
+    seconds: u64,
+    /// Amounts of memory, of the node's disk and of process IDs that are available; `None` if unreadable.
+    available: [Option<u64>; 3],
+    /// Pods can be measured.
+    is_measured: bool,
+    /// Time that an evicted pod takes to end.
+    lag: u64,
+    /// The agent is killed at its end.
+    is_last: bool,
+}
+
+const WILD: [Signal; 3] = [Signal::Memory, Signal::NodeFs, Signal::Pid];
+
+/// A node that shows scenes, and judges each eviction.
+struct Wild {
+    clock: Arc<dyn Clock>,
+    scene: Mutex<Scene>,
+    running: Mutex<Vec<Arc<Pod>>>,
+    ending: Mutex<Vec<(Evicting, u64)>>,
+    evicted: Mutex<Vec<PodUid>>,
+    /// The last observation.
+    shown: Mutex<BTreeMap<Signal, Figure>>,
+}
+
+impl Wild {
+    fn scene(&self) -> Scene {
+        self.scene.lock().unwrap().clone()
+    }
+
+    /// Names of pods that are left and may go.
+    fn left(&self) -> usize {
+        let running = self.running.lock().unwrap();
+        let critical = running.iter().filter(|p| p.name().starts_with("critical"));
+        running.len() - critical.count()
+    }
+}
+
+impl ActivePods for Wild {
+    fn running(&self) -> Vec<Arc<Pod>> {
+        self.running.lock().unwrap().clone()
+    }
+
+    fn evict(&self, pod: &Arc<Pod>, eviction: Eviction) {
+        let mut evicted = self.evicted.lock().unwrap();
+        assert!(
+            !evicted.contains(&pod.uid()),
+            "{} is chosen twice",
+            pod.name()
+        );
+        assert!(!pod.name().starts_with("critical"), "{} goes", pod.name());
+        let shown = self.shown.lock().unwrap();
+        let starved = &eviction.annotations["starved_resource"];
+        let is_short = |(signal, figure): (&Signal, &Figure)| {
+            // The soft threshold with what is to be reclaimed.
+            let least = if *signal == Signal::NodeFs { 180 } else { 100 };
+            signal.resource() == starved && figure.available < least
+        };
+        assert!(
+            shown.iter().any(is_short),
+            "{} goes for nothing: {shown:?}",
+            pod.name()
+        );
+        evicted.push(pod.uid());
+        self.running
+            .lock()
+            .unwrap()
+            .retain(|p| p.uid() != pod.uid());
+        let order = Evicting {
+            since: self.clock.now(),
+            grace_seconds: eviction.grace_seconds,
+        };
+        self.ending.lock().unwrap().push((order, self.scene().lag));
+    }
+
+    fn evicting(&self) -> Vec<Evicting> {
+        let now = self.clock.now();
+        let mut ending = self.ending.lock().unwrap();
+        ending.retain(|(order, lag)| now.since(order.since) < Duration::from_secs(*lag));
+        ending.iter().map(|(order, _)| *order).collect()
+    }
+}
+
+impl Figures for Wild {
+    fn observe(&self) -> BoxFuture<'_, Observations> {
+        let shown = WILD.into_iter().zip(self.scene().available);
+        let shown = shown.filter_map(|(signal, available)| {
+            let figure = Figure {
+                available: available?,
+                capacity: 1000,
+            };
+            Some((signal, figure))
+        });
+        let figures: BTreeMap<Signal, Figure> = shown.collect();
+        self.shown.lock().unwrap().clone_from(&figures);
+        Box::pin(async move {
+            Observations {
+                figures,
+                disks: Disks::One,
+            }
+        })
+    }
+
+    fn usage(&self, _: UsageQuery) -> BoxFuture<'_, Option<BTreeMap<PodUid, PodUse>>> {
+        let used = |pod: Arc<Pod>| {
+            let used = PodUse {
+                memory: Some(u64::try_from(pod.name().len()).unwrap()),
+                processes: Some(1),
+                ..PodUse::default()
+            };
+            (pod.uid(), used)
+        };
+        let usage = self
+            .scene()
+            .is_measured
+            .then(|| self.running().into_iter().map(used).collect());
+        Box::pin(async { usage })
+    }
+
+    fn alarm(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::pending())
+    }
+}
+
+impl Garbage for Wild {
+    fn remove(&self, _: Waste) -> BoxFuture<'_, bool> {
+        let is_tried = self.scene().is_measured;
+        Box::pin(async move { is_tried })
+    }
+}
+
+/// Shows the scenes, to one agent until one is the last of its life.
+async fn show(wild: &Arc<Wild>, store: &Store, clock: &Arc<dyn Clock>, scenes: &[Scene]) {
+    for life in scenes.split_inclusive(|scene| scene.is_last) {
+        let remedies = Remedies {
+            pods: Arc::clone(wild) as _,
+            garbage: Arc::clone(wild) as _,
+        };
+        let hard = WILD.map(|signal| threshold(signal, None));
+        let soft = Threshold {
+            value: EvictionThreshold::Quantity(150),
+            minimum_reclaim: Some(EvictionThreshold::Quantity(30)),
+            ..threshold(Signal::NodeFs, Some(40))
+        };
+        let manager = NodePressure::new(PressureOptions {
+            remedies: Arc::new(OnceLock::from(remedies)),
+            figures: Arc::clone(wild) as _,
+            rules: Rules {
+                thresholds: [&hard[..], &[soft]].concat(),
+                transition: Duration::from_secs(300),
+                max_pod_grace: 5,
+            },
+            signals: pressure::on_record(&store.snapshot()),
+            store: store.clone(),
+            clock: Arc::clone(clock),
+            recorder: Arc::new(MemoryRecorder::default()),
+            metrics: Metrics::default(),
+            pressure: watch::Sender::default(),
+        });
+        let shows = async {
+            for scene in life {
+                *wild.scene.lock().unwrap() = scene.clone();
+                tokio::time::sleep(Duration::from_secs(scene.seconds)).await;
+            }
+        };
+        tokio::select! {
+            () = shows => {}
+            () = manager.run(CancellationToken::new()) => {}
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    /// Whatever the node shows, and wherever the agent is killed: no pod is chosen twice, none without a signal, no critical one,
+    /// and when nothing is short any more, nobody else goes. While everything stays short, all go that may, and then nobody.
+    #[test]
+    fn whatever_is_observed_no_pod_goes_twice_or_for_nothing_and_it_ends(
+        scenes in prop::collection::vec(
+            (1u64..25, prop::array::uniform3(prop::option::of(0u64..300)), any::<bool>(), 0u64..40, prop::bool::weighted(0.2))
+                .prop_map(|(seconds, available, is_measured, lag, is_last)| Scene {
+                    seconds, available, is_measured, lag, is_last,
+                }),
+            1..24,
+        ),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .start_paused(true)
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let clock: Arc<dyn Clock> = Arc::new(TokioClock(Instant::now()));
+            let store = Store::in_memory(Arc::clone(&clock));
+            let names = ["a", "bb", "ccc", "dddd", "critical", "critical-too"];
+            let pod = |name: &str| -> Arc<Pod> {
+                let priority = if name.starts_with("critical") { 2_000_000_000 } else { 0 };
+                let pod = json!({
+                    "metadata": {"name": name, "namespace": "n", "uid": name},
+                    "spec": {"containers": [], "priority": priority},
+                });
+                Arc::new(serde_json::from_value(pod).unwrap())
+            };
+            let all_of = |available, seconds| Scene {
+                seconds,
+                available: [Some(available); 3],
+                is_measured: true,
+                lag: 2,
+                is_last: true,
+            };
+            let wild = Arc::new(Wild {
+                clock: Arc::clone(&clock),
+                scene: Mutex::new(all_of(500, 1)),
+                running: Mutex::new(names.map(pod).into()),
+                ending: Mutex::default(),
+                evicted: Mutex::default(),
+                shown: Mutex::default(),
+            });
+            show(&wild, &store, &clock, &scenes).await;
+            // The round under way may still act on what it has observed.
+            show(&wild, &store, &clock, &[all_of(500, 30)]).await;
+            let before = wild.left();
+            show(&wild, &store, &clock, &[all_of(500, 600)]).await;
+            assert_eq!(wild.left(), before, "nothing is short");
+            show(&wild, &store, &clock, &[all_of(10, 600)]).await;
+            assert_eq!(wild.left(), 0, "everything is short");
+            show(&wild, &store, &clock, &[all_of(10, 600)]).await;
+            assert_eq!(wild.evicted.lock().unwrap().len(), 4);
+        });
+    }
+}
+
+/// A node whose kernel reports stalls.
+struct Alarming {
+    node: Arc<Node>,
+    stalls: tokio::sync::Notify,
+}
+
+impl Figures for Alarming {
+    fn observe(&self) -> BoxFuture<'_, Observations> {
+        self.node.observe()
+    }
+
+    fn usage(&self, query: UsageQuery) -> BoxFuture<'_, Option<BTreeMap<PodUid, PodUse>>> {
+        self.node.usage(query)
+    }
+
+    fn alarm(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.stalls.notified())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn from_crossing_a_hard_threshold_to_the_eviction_it_takes_a_second_at_most_where_the_kernel_reports_it()
+ {
+    for after_ms in (0..12_000).step_by(250) {
+        let world = World::new(Signal::Memory, None);
+        let figures = Arc::new(Alarming {
+            node: Arc::clone(&world.node),
+            stalls: tokio::sync::Notify::new(),
+        });
+        let remedies = Remedies {
+            pods: Arc::<Node>::clone(&world.node),
+            garbage: Arc::<Node>::clone(&world.node),
+        };
+        let manager = NodePressure::new(PressureOptions {
+            remedies: Arc::new(OnceLock::from(remedies)),
+            figures: Arc::<Alarming>::clone(&figures),
+            rules: world.rules.clone(),
+            signals: Signals::new(),
+            store: world.store.clone(),
+            clock: Arc::clone(&world.clock),
+            recorder: Arc::new(world.recorder.clone()),
+            metrics: Metrics::default(),
+            pressure: world.pressure.clone(),
+        });
+        let crosses = async {
+            tokio::time::sleep(Duration::from_millis(after_ms)).await;
+            world.set(50);
+            figures.stalls.notify_one();
+            let crossed = Instant::now();
+            while world.evicted().is_empty() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            crossed.elapsed()
+        };
+        let took = tokio::select! {
+            took = crosses => took,
+            () = manager.run(CancellationToken::new()) => unreachable!(),
+        };
+        assert!(took <= Duration::from_millis(1020), "{after_ms}: {took:?}");
+    }
 }
