@@ -22,6 +22,8 @@ mod containerd_2;
 #[cfg(feature = "failpoints")]
 #[path = "agent_real/crash_points.rs"]
 mod crash_points;
+#[path = "agent_real/devices.rs"]
+mod devices;
 #[path = "agent_real/image_collection.rs"]
 mod image_collection;
 #[path = "agent_real/kill_storm.rs"]
