@@ -199,15 +199,7 @@ pub fn plan_restore(input: &RestoreInput<'_>) -> RestorePlan {
         seen.insert(uid);
         pods.push(restored);
     }
-    for (key, versioned) in &state.workers {
-        if versioned.record.runtime_only {
-            transaction = transaction.delete::<WorkerRecord>(key).journal(
-                Some(&PodUid::new(key)),
-                "worker dropped",
-                "known from the runtime only; found again if it still runs",
-            );
-        }
-    }
+    transaction = drop_runtime_only(&state, transaction);
     let unrecorded = input
         .runtime
         .keys()
@@ -227,15 +219,47 @@ pub fn plan_restore(input: &RestoreInput<'_>) -> RestorePlan {
             None => transaction = transaction.delete::<PlegRecord>(key),
         }
     }
+    transaction = begin_generation(input, rebooted, pods.len(), transaction);
+    RestorePlan {
+        transaction,
+        rebooted,
+        epoch,
+        pods,
+        current,
+        unrecorded,
+    }
+}
 
+/// Drops the workers of pods that only the runtime knew.
+fn drop_runtime_only(state: &State, mut transaction: Transaction) -> Transaction {
+    for (key, versioned) in &state.workers {
+        if versioned.record.runtime_only {
+            transaction = transaction.delete::<WorkerRecord>(key).journal(
+                Some(&PodUid::new(key)),
+                "worker dropped",
+                "known from the runtime only; found again if it still runs",
+            );
+        }
+    }
+    transaction
+}
+
+/// Records this start of the agent.
+fn begin_generation(
+    input: &RestoreInput<'_>,
+    rebooted: bool,
+    pods: usize,
+    transaction: Transaction,
+) -> Transaction {
+    let meta = input.meta;
     let generation = meta.generation + 1;
-    let why = match (first, rebooted) {
+    let why = match (meta.generation == 0, rebooted) {
         (true, _) => "first start with this store",
         (false, true) => "the machine was started anew",
         (false, false) if meta.clean_shutdown => "after an orderly stop",
         (false, false) => "the last agent did not end in order",
     };
-    transaction = transaction
+    transaction
         .put(
             META_KEY,
             MetaRecord {
@@ -249,16 +273,8 @@ pub fn plan_restore(input: &RestoreInput<'_>) -> RestorePlan {
         .journal(
             None,
             "agent started",
-            format!("generation {generation}, {} pods: {why}", pods.len()),
-        );
-    RestorePlan {
-        transaction,
-        rebooted,
-        epoch,
-        pods,
-        current,
-        unrecorded,
-    }
+            format!("generation {generation}, {pods} pods: {why}"),
+        )
 }
 
 fn restore_pod(

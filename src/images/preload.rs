@@ -327,91 +327,41 @@ impl ImageManager {
             container: None,
             recorder,
         };
-        if preload.is_missing(self.clock.now()).await {
-            preload.looked.send_replace(true);
-            return Ok(true);
-        }
-        preload.watch().await;
-        let found = match list(&preload.dir).await {
-            Ok(found) => found,
-            Err(error) => {
-                tracing::warn!(path = %preload.dir.display(), %error, "cannot look at the preload directory");
+        let found = match self.list_archives(preload).await {
+            Look::Listed(found) => found,
+            Look::NotMounted => {
+                preload.looked.send_replace(true);
+                return Ok(true);
+            }
+            Look::Unreadable => {
                 preload.looked.send_replace(true);
                 return Ok(false);
             }
         };
-        // What is listed between two looks at the mount was mounted all the time.
-        if preload.is_missing(self.clock.now()).await {
-            preload.looked.send_replace(true);
-            return Ok(true);
-        }
         self.forget_gone(preload, &found, store).await?;
         if found.is_empty() {
             preload.looked.send_replace(true);
             return Ok(false);
         }
-        let present: Option<HashSet<String>> = match service.list_images().await {
-            Ok(images) => {
-                let names = images.iter().flat_map(|i| &i.repo_tags);
-                Some(names.map(|name| qualified(name)).collect())
-            }
-            Err(error) => {
-                tracing::warn!(%error, "which images are missing is not known, archives are imported later");
-                None
-            }
-        };
+        let present = names_present(service).await;
         let is_present = |image: &str| {
             present
                 .as_ref()
                 .is_none_or(|p| p.contains(&qualified(image)))
         };
         let (mut due, mut is_written) = (Vec::new(), false);
-        for Listed {
-            name,
-            path,
-            stamp,
-            problem,
-        } in found
-        {
-            let record = record_of(&store.snapshot(), &name);
-            match images::archive_step(record.as_ref(), stamp, is_first, is_present) {
-                ArchiveStep::Read if is_young(stamp, self.clock.now()) => is_written = true,
+        for listed in found {
+            let record = record_of(&store.snapshot(), &listed.name);
+            match images::archive_step(record.as_ref(), listed.stamp, is_first, is_present) {
+                ArchiveStep::Read if is_young(listed.stamp, self.clock.now()) => is_written = true,
                 ArchiveStep::Read => {
-                    let of = path.clone();
-                    let read = blocking::run_in(&READS, move || match problem {
-                        Some(problem) => Err(problem),
-                        None => images_in(&of).map_err(|error| error.to_string()),
-                    });
-                    match read.await {
-                        Ok(Ok(images)) => {
-                            let archive = Archive {
-                                name,
-                                path,
-                                stamp,
-                                images,
-                            };
-                            preload.add(archive.clone());
-                            due.push(archive);
-                        }
-                        Ok(Err(error)) => {
-                            self.refuse(preload, (&name, stamp), error, store, recorder)
-                                .await?;
-                        }
-                        Err(error) => {
-                            tracing::warn!(archive = name, %error, "cannot read an archive");
-                        }
-                    }
+                    due.extend(self.read_archive(preload, listed, store, recorder).await?);
                 }
                 step => {
                     let Some(record) = record.filter(|record| record.error.is_empty()) else {
                         continue;
                     };
-                    let archive = Archive {
-                        name: name.clone(),
-                        path,
-                        stamp,
-                        images: record.images,
-                    };
+                    let archive = listed.with(record.images);
                     preload.add(archive.clone());
                     if step == ArchiveStep::Import {
                         due.push(archive);
@@ -432,6 +382,60 @@ impl ImageManager {
                 .await?;
         }
         Ok(is_written)
+    }
+
+    /// Lists the directory, and watches it from then on.
+    async fn list_archives(&self, preload: &Preload) -> Look {
+        if preload.is_missing(self.clock.now()).await {
+            return Look::NotMounted;
+        }
+        preload.watch().await;
+        let found = match list(&preload.dir).await {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::warn!(path = %preload.dir.display(), %error, "cannot look at the preload directory");
+                return Look::Unreadable;
+            }
+        };
+        // What is listed between two looks at the mount was mounted all the time.
+        if preload.is_missing(self.clock.now()).await {
+            return Look::NotMounted;
+        }
+        Look::Listed(found)
+    }
+
+    /// Reads which images an archive holds. Returns it for its import; `None` for one that cannot be used.
+    ///
+    /// # Errors
+    /// When the refusal of a damaged one cannot be recorded.
+    async fn read_archive(
+        &self,
+        preload: &Preload,
+        mut listed: Listed,
+        store: &Store,
+        recorder: &dyn EventRecorder,
+    ) -> Result<Option<Archive>, CommitError> {
+        let (path, problem) = (listed.path.clone(), listed.problem.take());
+        let read = blocking::run_in(&READS, move || match problem {
+            Some(problem) => Err(problem),
+            None => images_in(&path).map_err(|error| error.to_string()),
+        });
+        match read.await {
+            Ok(Ok(images)) => {
+                let archive = listed.with(images);
+                preload.add(archive.clone());
+                Ok(Some(archive))
+            }
+            Ok(Err(error)) => {
+                let of = (listed.name.as_str(), listed.stamp);
+                self.refuse(preload, of, error, store, recorder).await?;
+                Ok(None)
+            }
+            Err(error) => {
+                tracing::warn!(archive = listed.name, %error, "cannot read an archive");
+                Ok(None)
+            }
+        }
     }
 
     async fn has_all<S: ImageService>(&self, archive: &Archive, service: &S) -> bool {
@@ -742,6 +746,39 @@ struct Listed {
     stamp: ArchiveStamp,
     /// Reason not to read it.
     problem: Option<String>,
+}
+
+impl Listed {
+    fn with(self, images: Vec<String>) -> Archive {
+        Archive {
+            name: self.name,
+            path: self.path,
+            stamp: self.stamp,
+            images,
+        }
+    }
+}
+
+/// Result of listing the directory.
+enum Look {
+    NotMounted,
+    /// The cause is logged.
+    Unreadable,
+    Listed(Vec<Listed>),
+}
+
+/// The names of the images that the runtime has; `None` if it does not answer.
+async fn names_present<S: ImageService>(service: &S) -> Option<HashSet<String>> {
+    match service.list_images().await {
+        Ok(images) => {
+            let names = images.iter().flat_map(|i| &i.repo_tags);
+            Some(names.map(|name| qualified(name)).collect())
+        }
+        Err(error) => {
+            tracing::warn!(%error, "which images are missing is not known, archives are imported later");
+            None
+        }
+    }
 }
 
 /// The archives in a directory, by name. One that is not there has none.

@@ -240,18 +240,10 @@ impl Syncer {
         if !self.may_be_told(&state, uid, record) {
             return Ok(Next::Park);
         }
-        let api_uid = if pod.is_static() {
-            match self.pods.mirror_of(&pod) {
-                Some(mirror) => mirror.uid(),
-                // Its mirror pod wakes it.
-                None => return Ok(Next::Done),
-            }
-        } else {
-            uid.clone()
-        };
-        if self.is_gone(&api_uid) {
+        // A mirror pod wakes its static pod.
+        let Some(api_uid) = self.api_uid(&pod).filter(|uid| !self.is_gone(uid)) else {
             return Ok(Next::Done);
-        }
+        };
         let known = self.shared().api_pod(&api_uid);
         if known.is_none() && !held {
             return Ok(Next::Hold);
@@ -265,7 +257,7 @@ impl Syncer {
             },
         };
         let may_run = !record.finished && may_run(&state, uid);
-        let withheld = loop {
+        loop {
             let input = PatchInput {
                 uid: api_uid.as_str(),
                 pod: &shown,
@@ -279,7 +271,7 @@ impl Syncer {
                 return Ok(Next::Hold);
             }
             let Some(patch) = status_patch(&input) else {
-                break withheld;
+                return self.synced(uid, record, withheld, &pod, &shown).await;
             };
             // Before a crash the API server may have been told more than what reached the disk.
             if record.version <= record.acknowledged
@@ -290,10 +282,7 @@ impl Syncer {
                 return Ok(Next::Park);
             }
             match self.patch(&shown, &patch).await {
-                Ok(answer) => {
-                    shown = answer;
-                    break withheld;
-                }
+                Ok(answer) => return self.synced(uid, record, withheld, &pod, &answer).await,
                 Err(error) => match error.failure() {
                     Failure::NotFound => {
                         self.tell_gone(&pod, &api_uid);
@@ -311,7 +300,27 @@ impl Syncer {
                     _ => return Err(error),
                 },
             }
-        };
+        }
+    }
+
+    /// The UID that a pod has in the API server; `None` for a static pod without a mirror pod.
+    fn api_uid(&self, pod: &Pod) -> Option<PodUid> {
+        match pod.is_static() {
+            true => self.pods.mirror_of(pod).map(|mirror| mirror.uid()),
+            false => Some(pod.uid()),
+        }
+    }
+
+    /// Records that the API server has the status of a pod, unless a part was `withheld`, and deletes a pod whose graceful
+    /// deletion is over. `shown` is the pod in the API server.
+    async fn synced(
+        &self,
+        uid: &PodUid,
+        record: &StatusRecord,
+        withheld: bool,
+        pod: &Pod,
+        shown: &Pod,
+    ) -> Result<Next, SyncError> {
         if withheld {
             return Ok(Next::Park);
         }
@@ -329,7 +338,7 @@ impl Syncer {
             && shown.is_deleting()
             && is_terminal(&record.status)
         {
-            self.delete(&shown).await?;
+            self.delete(shown).await?;
         }
         Ok(Next::Done)
     }

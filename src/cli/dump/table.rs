@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use self::Show::{Age, Count, Fields, Ready, Running, Text, Time, Until};
 use super::super::output::printable;
 use crate::admin::view::{Row, View};
 use crate::core::state::Table;
@@ -54,287 +55,336 @@ const fn wide(header: &'static str, path: &'static str, show: Show) -> Column {
     }
 }
 
-const NAMESPACE: Column = column("NAMESPACE", "namespace", Show::Text);
-const NAME: Column = column("NAME", "name", Show::Text);
-const POD: Column = column("POD", "name", Show::Text);
-const UID: Column = wide("UID", "uid", Show::Text);
+const NAMESPACE: Column = column("NAMESPACE", "namespace", Text);
+const NAME: Column = column("NAME", "name", Text);
+const POD: Column = column("POD", "name", Text);
+const UID: Column = wide("UID", "uid", Text);
+
+const OVERVIEW: &[Column] = &[
+    NAMESPACE,
+    NAME,
+    column("READY", "", Ready),
+    column("STATUS", "status", Text),
+    column("RESTARTS", "restarts", Text),
+    column("AGE", "firstSeen", Age),
+    column("IP", "ip", Text),
+    column("SOURCE", "source", Text),
+    column("WORKER", "worker", Text),
+    column("NEXT-SYNC", "nextSync", Until),
+    wide("PHASE", "phase", Text),
+    wide("ADMISSION", "admission", Text),
+    UID,
+];
+
+const NODE: &[Column] = &[
+    NAME,
+    column("RESOURCE-VERSION", "resourceVersion", Text),
+    column("AGE", "at", Age),
+    column("CONFIRMED-BY", "confirmedBy", Text),
+    wide("LABELS", "object.metadata.labels", Fields),
+    wide("CAPACITY", "object.status.capacity", Fields),
+];
+
+const EVENTS: &[Column] = &[
+    NAMESPACE,
+    POD,
+    column("LAST-SEEN", "at", Age),
+    column("TYPE", "type", Text),
+    column("REASON", "reason", Text),
+    column("API-SERVER", "apiServer.state", Text),
+    column("MESSAGE", "message", Text),
+    wide("CONTAINER", "container", Text),
+    wide("COUNT", "count", Text),
+    wide("OBJECT", "apiServer.name", Text),
+    UID,
+];
+
+const DEVICES: &[Column] = &[
+    NAMESPACE,
+    NAME,
+    column("CONTAINER", "container", Text),
+    column("RESOURCE", "resource", Text),
+    column("DEVICES", "ids", Text),
+    column("STATE", "state", Text),
+    wide("SOCKET", "socket", Text),
+    UID,
+];
+
+const CLAIMS: &[Column] = &[
+    NAMESPACE,
+    column("CLAIM", "claim", Text),
+    column("POD", "name", Text),
+    column("DRIVER", "driver", Text),
+    column("DEVICES", "devices", Text),
+    column("STATE", "state", Text),
+    wide("CDI", "cdi", Text),
+    UID,
+];
+
+const PRESSURE: &[Column] = &[
+    column("TYPE", "type", Text),
+    column("NAME", "key", Text),
+    column("STATUS", "status", Text),
+    column("AVAILABLE", "available", Text),
+    column("NEEDED", "quantity", Text),
+    column("SINCE", "since", Age),
+    column("WHY", "why", Text),
+    wide("CAPACITY", "capacity", Text),
+    wide("OBSERVED", "observed", Age),
+    wide("MINIMUM-RECLAIM", "minimumReclaim", Text),
+    wide("THRESHOLD", "threshold", Text),
+    wide("NAMESPACE", "pod.namespace", Text),
+    wide("POD", "pod.name", Text),
+];
+
+const SHUTDOWN: &[Column] = &[
+    column("STATE", "state", Text),
+    column("BY", "by", Text),
+    column("BEGUN", "begun", Age),
+    column("DEADLINE", "deadline", Until),
+    column("ENDED", "ended", Age),
+    column("CANCELLED", "cancelled", Age),
+    column("INHIBITOR", "inhibitor", Text),
+    column("PODS-LEFT", "podsLeft", Count),
+    column("UNREPORTED", "unreported", Count),
+    column("PROBLEM", "problem", Text),
+    wide("PERIODS", "periods", Text),
+];
+
+const META: &[Column] = &[
+    column("NODE", "nodeName", Text),
+    column("SCHEMA", "schema", Text),
+    column("GENERATION", "generation", Text),
+    column("EPOCH", "epoch.number", Text),
+    column("EPOCH-REASON", "epoch.reason", Text),
+    column("CLEAN-SHUTDOWN", "cleanShutdown", Text),
+    column("HEARTBEAT", "heartbeat", Age),
+    wide("MACHINE-ID", "machineId", Text),
+    wide("KERNEL-BOOT-ID", "boot.kernelBootId", Text),
+];
+
+const PODS: &[Column] = &[
+    NAMESPACE,
+    NAME,
+    column("SOURCE", "source", Text),
+    column("CONTAINERS", "pod.spec.containers", Count),
+    column("AGE", "firstSeen", Age),
+    column("UID", "uid", Text),
+    wide("ORIGIN", "origin", Text),
+    wide("CONFIRMED-EPOCH", "confirmedEpoch", Text),
+    wide("CONFIRMED-BY", "confirmedBy", Text),
+];
+
+const MIRRORS: &[Column] = &[
+    NAMESPACE,
+    NAME,
+    column("MIRROR-UID", "mirrorUid", Text),
+    column("HASH", "hash", Text),
+    UID,
+    wide("CONFIRMED-BY", "confirmedBy", Text),
+];
+
+const ADMISSIONS: &[Column] = &[
+    NAMESPACE,
+    NAME,
+    column("DECISION", "decision", Text),
+    column("AGE", "at", Age),
+    column("REASON", "reason", Text),
+    UID,
+    wide("MESSAGE", "message", Text),
+];
+
+const WORKERS: &[Column] = &[
+    NAMESPACE,
+    NAME,
+    column("PHASE", "phase", Text),
+    column("SINCE", "since", Age),
+    column("CAUSE", "cause", Text),
+    column("DEADLINE", "deadline", Until),
+    column("STARTED", "started", Age),
+    wide("QUEUED", "queued", Age),
+    wide("DELETED", "deleted", Text),
+    wide("RESTART-REQUESTED", "restartRequested", Text),
+    wide("RUNTIME-ONLY", "runtimeOnly", Text),
+    UID,
+];
+
+const QUEUE: &[Column] = &[
+    NAMESPACE,
+    NAME,
+    column("DUE", "due", Until),
+    column("WHY", "why", Text),
+    UID,
+];
+
+const CONTAINERS: &[Column] = &[
+    NAMESPACE,
+    POD,
+    column("CONTAINER", "container", Text),
+    column("RESTARTS", "restartCount", Text),
+    column("STARTED", "intent.at", Age),
+    column("EXITED", "lastExit.finished", Age),
+    column("EXIT-CODE", "lastExit.exitCode", Text),
+    column("REASON", "lastExit.reason", Text),
+    column("BACK-OFF", "backoff.until", Until),
+    wide("CONTAINER-ID", "intent.containerId", Text),
+    UID,
+    wide("CONFIRMED-BY", "confirmedBy", Text),
+];
+
+const PLEG: &[Column] = &[
+    NAMESPACE,
+    NAME,
+    column("SANDBOXES", "sandboxes", Count),
+    column("RUNNING", "containers", Running),
+    column("IP", "ips.0", Text),
+    UID,
+];
+
+const STATUSES: &[Column] = &[
+    NAMESPACE,
+    NAME,
+    column("PHASE", "status.phase", Text),
+    column("REASON", "status.reason", Text),
+    column("VERSION", "version", Text),
+    column("ACKNOWLEDGED", "acknowledged", Text),
+    column("AGE", "at", Age),
+    column("FINISHED", "finished", Text),
+    wide("IP", "status.podIP", Text),
+    UID,
+    wide("MESSAGE", "status.message", Text),
+    wide("CONFIRMED-BY", "confirmedBy", Text),
+];
+
+const PROBES: &[Column] = &[
+    NAMESPACE,
+    POD,
+    column("CONTAINER", "container", Text),
+    column("PROBE", "probe", Text),
+    column("RESULT", "result", Text),
+    column("LAST", "last", Text),
+    column("CONSECUTIVE", "consecutive", Text),
+    column("AGE", "at", Age),
+    wide("CONTAINER-ID", "containerId", Text),
+    UID,
+];
+
+const VOLUMES: &[Column] = &[
+    NAMESPACE,
+    POD,
+    column("VOLUME", "volume", Text),
+    column("PLUGIN", "plugin", Text),
+    column("PHASE", "phase", Text),
+    column("AGE", "at", Age),
+    UID,
+    wide("PATH", "path", Text),
+];
+
+const IMAGES: &[Column] = &[
+    column("IMAGE", "image", Text),
+    column("ID", "id", Text),
+    column("STATE", "state", Text),
+    column("SINCE", "since", Age),
+    column("ACCESS", "access", Text),
+    column("REFUSED", "refused", Count),
+    column("PINS", "pins", Count),
+    column("ARCHIVE", "archive", Text),
+    wide("FIRST-SEEN", "firstSeen", Age),
+    column("LAST-USED", "lastUsed", Age),
+    column("KEPT", "kept", Text),
+    column("ORDER", "order", Text),
+    wide("MAY-GO", "mayGo", Until),
+    wide("TOO-OLD", "tooOld", Until),
+    wide("SIZE", "size", Text),
+    column("BACK-OFFS", "backoffs", Count),
+    wide("PULLED", "pulledRef", Text),
+    wide("WHY", "why", Text),
+];
+
+const OBJECTS: &[Column] = &[
+    column("KIND", "objectKind", Text),
+    NAMESPACE,
+    NAME,
+    column("RESOURCE-VERSION", "resourceVersion", Text),
+    column("ENCRYPTED", "encrypted", Text),
+    column("BYTES", "bytes", Text),
+    column("AGE", "at", Age),
+    wide("CONFIRMED-BY", "confirmedBy", Text),
+];
+
+const SIGNALS: &[Column] = &[
+    column("SIGNAL", "signal", Text),
+    column("FIRST", "first", Age),
+    column("LAST", "last", Age),
+];
+
+const JOURNAL: &[Column] = &[
+    wide("SEQUENCE", "sequence", Text),
+    column("TIME", "at", Time),
+    column("GENERATION", "generation", Text),
+    NAMESPACE,
+    POD,
+    UID,
+    column("WHAT", "what", Text),
+    column("WHY", "why", Text),
+];
+
+const ASSIGNMENTS: &[Column] = &[
+    NAMESPACE,
+    POD,
+    column("CONTAINERS", "containers", Fields),
+    UID,
+];
+
+const CPUSETS: &[Column] = &[
+    NAMESPACE,
+    POD,
+    column("CONTAINER", "container", Text),
+    column("CPUS", "cpus", Text),
+    column("NODES", "nodes", Text),
+    wide("CONTAINER-ID", "containerId", Text),
+    UID,
+];
+
+const SOURCES: &[Column] = &[
+    column("SOURCE", "source", Text),
+    column("LOCATION", "location", Text),
+    column("READ", "read", Age),
+    column("BROKEN", "broken", Count),
+    column("CONFLICTS", "conflicts", Count),
+    column("ERROR", "error", Text),
+    wide("BROKEN-FILES", "broken", Fields),
+    wide("CONFLICTING-FILES", "conflicts", Fields),
+];
 
 /// The columns of a table.
 pub(super) fn columns(view: View, with_wide: bool) -> Vec<Column> {
-    use Show::{Age, Count, Fields, Ready, Running, Text, Time, Until};
-    let all: &[Column] = match view {
-        View::Overview => &[
-            NAMESPACE,
-            NAME,
-            column("READY", "", Ready),
-            column("STATUS", "status", Text),
-            column("RESTARTS", "restarts", Text),
-            column("AGE", "firstSeen", Age),
-            column("IP", "ip", Text),
-            column("SOURCE", "source", Text),
-            column("WORKER", "worker", Text),
-            column("NEXT-SYNC", "nextSync", Until),
-            wide("PHASE", "phase", Text),
-            wide("ADMISSION", "admission", Text),
-            UID,
-        ],
-        View::Node => &[
-            NAME,
-            column("RESOURCE-VERSION", "resourceVersion", Text),
-            column("AGE", "at", Age),
-            column("CONFIRMED-BY", "confirmedBy", Text),
-            wide("LABELS", "object.metadata.labels", Fields),
-            wide("CAPACITY", "object.status.capacity", Fields),
-        ],
-        View::Events => &[
-            NAMESPACE,
-            POD,
-            column("LAST-SEEN", "at", Age),
-            column("TYPE", "type", Text),
-            column("REASON", "reason", Text),
-            column("API-SERVER", "apiServer.state", Text),
-            column("MESSAGE", "message", Text),
-            wide("CONTAINER", "container", Text),
-            wide("COUNT", "count", Text),
-            wide("OBJECT", "apiServer.name", Text),
-            UID,
-        ],
-        View::Devices => &[
-            NAMESPACE,
-            NAME,
-            column("CONTAINER", "container", Text),
-            column("RESOURCE", "resource", Text),
-            column("DEVICES", "ids", Text),
-            column("STATE", "state", Text),
-            wide("SOCKET", "socket", Text),
-            UID,
-        ],
-        View::Claims => &[
-            NAMESPACE,
-            column("CLAIM", "claim", Text),
-            column("POD", "name", Text),
-            column("DRIVER", "driver", Text),
-            column("DEVICES", "devices", Text),
-            column("STATE", "state", Text),
-            wide("CDI", "cdi", Text),
-            UID,
-        ],
-        View::Pressure => &[
-            column("TYPE", "type", Text),
-            column("NAME", "key", Text),
-            column("STATUS", "status", Text),
-            column("AVAILABLE", "available", Text),
-            column("NEEDED", "quantity", Text),
-            column("SINCE", "since", Age),
-            column("WHY", "why", Text),
-            wide("CAPACITY", "capacity", Text),
-            wide("OBSERVED", "observed", Age),
-            wide("MINIMUM-RECLAIM", "minimumReclaim", Text),
-            wide("THRESHOLD", "threshold", Text),
-            wide("NAMESPACE", "pod.namespace", Text),
-            wide("POD", "pod.name", Text),
-        ],
-        View::Shutdown => &[
-            column("STATE", "state", Text),
-            column("BY", "by", Text),
-            column("BEGUN", "begun", Age),
-            column("DEADLINE", "deadline", Until),
-            column("ENDED", "ended", Age),
-            column("CANCELLED", "cancelled", Age),
-            column("INHIBITOR", "inhibitor", Text),
-            column("PODS-LEFT", "podsLeft", Count),
-            column("UNREPORTED", "unreported", Count),
-            column("PROBLEM", "problem", Text),
-            wide("PERIODS", "periods", Text),
-        ],
-        View::Table(Table::Meta) => &[
-            column("NODE", "nodeName", Text),
-            column("SCHEMA", "schema", Text),
-            column("GENERATION", "generation", Text),
-            column("EPOCH", "epoch.number", Text),
-            column("EPOCH-REASON", "epoch.reason", Text),
-            column("CLEAN-SHUTDOWN", "cleanShutdown", Text),
-            column("HEARTBEAT", "heartbeat", Age),
-            wide("MACHINE-ID", "machineId", Text),
-            wide("KERNEL-BOOT-ID", "boot.kernelBootId", Text),
-        ],
-        View::Table(Table::Pods) => &[
-            NAMESPACE,
-            NAME,
-            column("SOURCE", "source", Text),
-            column("CONTAINERS", "pod.spec.containers", Count),
-            column("AGE", "firstSeen", Age),
-            column("UID", "uid", Text),
-            wide("ORIGIN", "origin", Text),
-            wide("CONFIRMED-EPOCH", "confirmedEpoch", Text),
-            wide("CONFIRMED-BY", "confirmedBy", Text),
-        ],
-        View::Table(Table::Mirrors) => &[
-            NAMESPACE,
-            NAME,
-            column("MIRROR-UID", "mirrorUid", Text),
-            column("HASH", "hash", Text),
-            UID,
-            wide("CONFIRMED-BY", "confirmedBy", Text),
-        ],
-        View::Table(Table::Admissions) => &[
-            NAMESPACE,
-            NAME,
-            column("DECISION", "decision", Text),
-            column("AGE", "at", Age),
-            column("REASON", "reason", Text),
-            UID,
-            wide("MESSAGE", "message", Text),
-        ],
-        View::Table(Table::Workers) => &[
-            NAMESPACE,
-            NAME,
-            column("PHASE", "phase", Text),
-            column("SINCE", "since", Age),
-            column("CAUSE", "cause", Text),
-            column("DEADLINE", "deadline", Until),
-            column("STARTED", "started", Age),
-            wide("QUEUED", "queued", Age),
-            wide("DELETED", "deleted", Text),
-            wide("RESTART-REQUESTED", "restartRequested", Text),
-            wide("RUNTIME-ONLY", "runtimeOnly", Text),
-            UID,
-        ],
-        View::Table(Table::Queue) => &[
-            NAMESPACE,
-            NAME,
-            column("DUE", "due", Until),
-            column("WHY", "why", Text),
-            UID,
-        ],
-        View::Table(Table::Containers) => &[
-            NAMESPACE,
-            POD,
-            column("CONTAINER", "container", Text),
-            column("RESTARTS", "restartCount", Text),
-            column("STARTED", "intent.at", Age),
-            column("EXITED", "lastExit.finished", Age),
-            column("EXIT-CODE", "lastExit.exitCode", Text),
-            column("REASON", "lastExit.reason", Text),
-            column("BACK-OFF", "backoff.until", Until),
-            wide("CONTAINER-ID", "intent.containerId", Text),
-            UID,
-            wide("CONFIRMED-BY", "confirmedBy", Text),
-        ],
-        View::Table(Table::Pleg) => &[
-            NAMESPACE,
-            NAME,
-            column("SANDBOXES", "sandboxes", Count),
-            column("RUNNING", "containers", Running),
-            column("IP", "ips.0", Text),
-            UID,
-        ],
-        View::Table(Table::Statuses) => &[
-            NAMESPACE,
-            NAME,
-            column("PHASE", "status.phase", Text),
-            column("REASON", "status.reason", Text),
-            column("VERSION", "version", Text),
-            column("ACKNOWLEDGED", "acknowledged", Text),
-            column("AGE", "at", Age),
-            column("FINISHED", "finished", Text),
-            wide("IP", "status.podIP", Text),
-            UID,
-            wide("MESSAGE", "status.message", Text),
-            wide("CONFIRMED-BY", "confirmedBy", Text),
-        ],
-        View::Table(Table::Probes) => &[
-            NAMESPACE,
-            POD,
-            column("CONTAINER", "container", Text),
-            column("PROBE", "probe", Text),
-            column("RESULT", "result", Text),
-            column("LAST", "last", Text),
-            column("CONSECUTIVE", "consecutive", Text),
-            column("AGE", "at", Age),
-            wide("CONTAINER-ID", "containerId", Text),
-            UID,
-        ],
-        View::Table(Table::Volumes) => &[
-            NAMESPACE,
-            POD,
-            column("VOLUME", "volume", Text),
-            column("PLUGIN", "plugin", Text),
-            column("PHASE", "phase", Text),
-            column("AGE", "at", Age),
-            UID,
-            wide("PATH", "path", Text),
-        ],
-        View::Table(Table::Images) => &[
-            column("IMAGE", "image", Text),
-            column("ID", "id", Text),
-            column("STATE", "state", Text),
-            column("SINCE", "since", Age),
-            column("ACCESS", "access", Text),
-            column("REFUSED", "refused", Count),
-            column("PINS", "pins", Count),
-            column("ARCHIVE", "archive", Text),
-            wide("FIRST-SEEN", "firstSeen", Age),
-            column("LAST-USED", "lastUsed", Age),
-            column("KEPT", "kept", Text),
-            column("ORDER", "order", Text),
-            wide("MAY-GO", "mayGo", Until),
-            wide("TOO-OLD", "tooOld", Until),
-            wide("SIZE", "size", Text),
-            column("BACK-OFFS", "backoffs", Count),
-            wide("PULLED", "pulledRef", Text),
-            wide("WHY", "why", Text),
-        ],
-        View::Table(Table::Objects) => &[
-            column("KIND", "objectKind", Text),
-            NAMESPACE,
-            NAME,
-            column("RESOURCE-VERSION", "resourceVersion", Text),
-            column("ENCRYPTED", "encrypted", Text),
-            column("BYTES", "bytes", Text),
-            column("AGE", "at", Age),
-            wide("CONFIRMED-BY", "confirmedBy", Text),
-        ],
-        View::Table(Table::Signals) => &[
-            column("SIGNAL", "signal", Text),
-            column("FIRST", "first", Age),
-            column("LAST", "last", Age),
-        ],
-        View::Table(Table::Journal) => &[
-            wide("SEQUENCE", "sequence", Text),
-            column("TIME", "at", Time),
-            column("GENERATION", "generation", Text),
-            NAMESPACE,
-            POD,
-            UID,
-            column("WHAT", "what", Text),
-            column("WHY", "why", Text),
-        ],
-        View::Table(Table::Cpus | Table::Memory) => &[
-            NAMESPACE,
-            POD,
-            column("CONTAINERS", "containers", Fields),
-            UID,
-        ],
-        View::Table(Table::Cpusets) => &[
-            NAMESPACE,
-            POD,
-            column("CONTAINER", "container", Text),
-            column("CPUS", "cpus", Text),
-            column("NODES", "nodes", Text),
-            wide("CONTAINER-ID", "containerId", Text),
-            UID,
-        ],
-        View::Table(Table::Sources) => &[
-            column("SOURCE", "source", Text),
-            column("LOCATION", "location", Text),
-            column("READ", "read", Age),
-            column("BROKEN", "broken", Count),
-            column("CONFLICTS", "conflicts", Count),
-            column("ERROR", "error", Text),
-            wide("BROKEN-FILES", "broken", Fields),
-            wide("CONFLICTING-FILES", "conflicts", Fields),
-        ],
+    let all = match view {
+        View::Overview => OVERVIEW,
+        View::Node => NODE,
+        View::Events => EVENTS,
+        View::Devices => DEVICES,
+        View::Claims => CLAIMS,
+        View::Pressure => PRESSURE,
+        View::Shutdown => SHUTDOWN,
+        View::Table(Table::Meta) => META,
+        View::Table(Table::Pods) => PODS,
+        View::Table(Table::Mirrors) => MIRRORS,
+        View::Table(Table::Admissions) => ADMISSIONS,
+        View::Table(Table::Workers) => WORKERS,
+        View::Table(Table::Queue) => QUEUE,
+        View::Table(Table::Containers) => CONTAINERS,
+        View::Table(Table::Pleg) => PLEG,
+        View::Table(Table::Statuses) => STATUSES,
+        View::Table(Table::Probes) => PROBES,
+        View::Table(Table::Volumes) => VOLUMES,
+        View::Table(Table::Images) => IMAGES,
+        View::Table(Table::Objects) => OBJECTS,
+        View::Table(Table::Signals) => SIGNALS,
+        View::Table(Table::Journal) => JOURNAL,
+        View::Table(Table::Cpus | Table::Memory) => ASSIGNMENTS,
+        View::Table(Table::Cpusets) => CPUSETS,
+        View::Table(Table::Sources) => SOURCES,
     };
     let kept = all.iter().filter(|c| with_wide || !c.wide);
     kept.copied().collect()
@@ -343,14 +393,14 @@ pub(super) fn columns(view: View, with_wide: bool) -> Vec<Column> {
 /// The columns of a history.
 pub(super) fn history_columns(with_uid: bool) -> Vec<Column> {
     let mut columns = vec![
-        column("TIME", "at", Show::Time),
-        column("GENERATION", "generation", Show::Text),
+        column("TIME", "at", Time),
+        column("GENERATION", "generation", Text),
     ];
     if with_uid {
-        columns.push(column("UID", "uid", Show::Text));
+        columns.push(column("UID", "uid", Text));
     }
-    columns.push(column("WHAT", "what", Show::Text));
-    columns.push(column("WHY", "why", Show::Text));
+    columns.push(column("WHAT", "what", Text));
+    columns.push(column("WHY", "why", Text));
     columns
 }
 
@@ -372,30 +422,30 @@ pub(super) fn cells(columns: &[Column], row: &Row, now: i64) -> Vec<String> {
 fn cell(column: &Column, row: &Row, now: i64) -> String {
     let value = field(row, column.path);
     let shown = match column.show {
-        Show::Ready => {
+        Ready => {
             let number = |name: &str| row.get(name).and_then(Value::as_u64).unwrap_or(0);
             Some(format!("{}/{}", number("ready"), number("containers")))
         }
-        Show::Text => value.and_then(text),
-        Show::Count => value.map(|v| match v {
+        Text => value.and_then(text),
+        Count => value.map(|v| match v {
             Value::Array(items) => items.len().to_string(),
             Value::Object(fields) => fields.len().to_string(),
             _ => "0".to_owned(),
         }),
-        Show::Fields => value.and_then(Value::as_object).and_then(|fields| {
+        Fields => value.and_then(Value::as_object).and_then(|fields| {
             let fields = fields.iter();
             let told = fields.map(|(key, v)| format!("{key}: {}", text(v).unwrap_or_default()));
             let told = told.collect::<Vec<_>>().join("; ");
             (!told.is_empty()).then_some(told)
         }),
-        Show::Running => value.and_then(Value::as_array).map(|containers| {
+        Running => value.and_then(Value::as_array).map(|containers| {
             let running = |c: &&Value| c.get("state").and_then(Value::as_str) == Some("Running");
             let count = containers.iter().filter(running).count();
             format!("{count}/{}", containers.len())
         }),
-        Show::Time => value.map(wall_time),
-        Show::Age => value.and_then(wall_ms).map(|at| duration(now - at)),
-        Show::Until => value.and_then(wall_ms).map(|at| match at - now {
+        Time => value.map(wall_time),
+        Age => value.and_then(wall_ms).map(|at| duration(now - at)),
+        Until => value.and_then(wall_ms).map(|at| match at - now {
             left if left > 0 => duration(left),
             _ => "now".to_owned(),
         }),

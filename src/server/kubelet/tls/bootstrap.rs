@@ -2,14 +2,17 @@
 //! `NewKubeletServerCertificateManager`: for the addresses of the node, renewed before it ends and when they change.
 
 use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
 use rand::Rng;
+use tokio::sync::watch;
 
 use super::{Certificate, Serving, wall_seconds};
-use crate::apiserver::csr::{self, Purpose};
-use crate::apiserver::pause;
+use crate::apiserver::csr::{self, CsrError, Purpose};
+use crate::apiserver::{ApiClient, pause};
 use crate::server::kubelet::Shared;
 use crate::types::blocking;
 
@@ -90,34 +93,11 @@ pub(super) async fn run(node: &Shared, serving: &Serving, look: Duration) {
         let due = renewal.is_none_or(|at| wall_seconds(node) >= at);
         if named && (due || !fits) {
             let purpose = serving_for(names.clone(), addresses.clone());
-            let clock = std::sync::Arc::clone(&node.clock);
             let replaced = api.standing().replaced();
-            let kube = api.kube();
-            let config = &node.config;
-            let asked = csr::obtain(
-                &kube,
-                &purpose,
-                &config.node_name,
-                &config.cert_dir,
-                move || clock.now().wall_ms.div_euclid(1000),
-            );
-            let other_names = async {
-                loop {
-                    if objects.changed().await.is_err() {
-                        std::future::pending::<()>().await;
-                    }
-                    let now = objects.borrow_and_update().as_deref().map(names_of);
-                    if now.map(|(names, addresses)| serving_for(names, addresses))
-                        != Some(purpose.clone())
-                    {
-                        return;
-                    }
-                }
-            };
             let asked = tokio::select! {
                 // Cancel-safe: the same request is taken up again, unless the names differ.
-                asked = asked => asked,
-                () = other_names => continue,
+                asked = obtain(node, api, &purpose) => asked,
+                () = other_names(&mut objects, &purpose) => continue,
             };
             match asked {
                 Ok(path) => {
@@ -128,17 +108,9 @@ pub(super) async fn run(node: &Shared, serving: &Serving, look: Duration) {
                         continue;
                     };
                     failures = 0;
-                    if let Some(old) = serving.current() {
-                        let used = wall_seconds(node).saturating_sub(old.from).max(0);
-                        #[expect(clippy::cast_precision_loss, reason = "seconds of a few years")]
-                        node.metrics
-                            .server_certificate_rotation
-                            .observe(used as f64);
-                    }
-                    tracing::info!(certificate = %path.display(), until = fresh.until, "the node has its serving certificate");
                     renewal = Some(self::renewal(&fresh));
                     let complete = fresh.is_for(&names, &addresses);
-                    serving.set(fresh);
+                    replace(node, serving, fresh, &path);
                     if !complete {
                         tracing::warn!(
                             again_in_seconds = AGAIN.1.as_secs(),
@@ -178,7 +150,49 @@ pub(super) async fn run(node: &Shared, serving: &Serving, look: Duration) {
     }
 }
 
-fn with_source(error: &csr::CsrError) -> String {
+/// Requests a certificate, and waits for it. Returns its file.
+async fn obtain(node: &Shared, api: &ApiClient, purpose: &Purpose) -> Result<PathBuf, CsrError> {
+    let clock = Arc::clone(&node.clock);
+    let now = move || clock.now().wall_ms.div_euclid(1000);
+    let config = &node.config;
+    csr::obtain(
+        &api.kube(),
+        purpose,
+        &config.node_name,
+        &config.cert_dir,
+        now,
+    )
+    .await
+}
+
+/// Returns when the node has other names or addresses than a request asks for.
+async fn other_names(objects: &mut watch::Receiver<Option<Arc<Node>>>, purpose: &Purpose) {
+    loop {
+        if objects.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        let now = objects.borrow_and_update().as_deref().map(names_of);
+        let now = now.map(|(names, addresses)| serving_for(names, addresses));
+        if now.as_ref() != Some(purpose) {
+            return;
+        }
+    }
+}
+
+/// Puts a new certificate in the place of the old one.
+fn replace(node: &Shared, serving: &Serving, fresh: Certificate, path: &Path) {
+    if let Some(old) = serving.current() {
+        let used = wall_seconds(node).saturating_sub(old.from).max(0);
+        #[expect(clippy::cast_precision_loss, reason = "seconds of a few years")]
+        node.metrics
+            .server_certificate_rotation
+            .observe(used as f64);
+    }
+    tracing::info!(certificate = %path.display(), until = fresh.until, "the node has its serving certificate");
+    serving.set(fresh);
+}
+
+fn with_source(error: &CsrError) -> String {
     match std::error::Error::source(error) {
         Some(source) => format!("{error}: {source}"),
         None => error.to_string(),
