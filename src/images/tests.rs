@@ -12,12 +12,12 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::sync::{Notify, Semaphore};
 
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{ImageVolumeSource, Secret};
 
 use super::*;
 use crate::kuberuntime::cri::CriErrorKind;
 use crate::types::events::MemoryRecorder;
-use crate::types::{BootId, Stamp};
+use crate::types::{BootId, Stamp, blocking};
 
 /// Milliseconds since the boot, and which boot.
 struct TestClock(Mutex<i64>, AtomicU64);
