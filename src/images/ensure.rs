@@ -119,122 +119,34 @@ impl ImageManager {
             .recover(service, store, self.clock.now())
             .await
             .map_err(|error| unrecorded(&image, error))?;
-        let mut policy = pull_policy(asked.policy, &image);
-        let mut credentials = None;
-        if self.needs_look(store, &image) {
-            let shown = self.credentials(&image, inputs.secrets, report).await;
-            let wish = Wish {
-                image: &image,
-                credentials: &shown,
-                sandbox: inputs.sandbox,
-                may_pull: policy != PullPolicy::Never,
-            };
-            let standing = self
-                .make_usable(wish, service, store, report)
-                .await
-                .map_err(|error| unrecorded(&image, error))?;
-            if standing == Standing::Owed && policy == PullPolicy::Never {
-                // It was there, and the agent has removed it.
-                policy = PullPolicy::IfNotPresent;
-            }
-            credentials = Some(shown);
-        }
-        let mut present = None;
-        if policy != PullPolicy::Always {
-            let mut found = match inspect(&image, service, report).await {
-                Ok(found) => found,
-                Err(error) => {
-                    self.count_ensured(policy, None, None);
-                    return Err(error);
-                }
-            };
-            if found.is_none()
-                && self
-                    .bring_from_archive(&image, service, store, report)
-                    .await
-                    .map_err(|error| unrecorded(&image, error))?
-            {
-                found = inspect(&image, service, report).await?;
-            }
-            present = Some(found.is_some());
-            if let Some(found) = found {
-                let seen = store.snapshot();
-                let granted = match self.records.permission(&seen, &image, &found.id) {
-                    Permission::Granted => Some(None),
-                    Permission::MustPull => None,
-                    Permission::ByCredentials(record)
-                        if self.is_account_known(&image, &record, report).await =>
-                    {
-                        Some(None)
-                    }
-                    Permission::ByCredentials(record) => {
-                        let shown = match credentials.take() {
-                            Some(shown) => shown,
-                            None => self.credentials(&image, inputs.secrets, report).await,
-                        };
-                        let granted = record.grants(&image, &shown);
-                        credentials = Some(shown);
-                        granted
-                    }
-                };
-                if let Some(changed) = granted {
-                    self.count_ensured(policy, present, Some(false));
-                    report.normal(
-                        "Pulled",
-                        format!(
-                            "Container image \"{named}\" already present on machine and can be accessed by the pod"
-                        ),
-                    );
-                    let now = self.clock.now();
-                    self.change(store, &image, |seen, _, transaction| {
-                        let transaction = files::noticed(seen, transaction, &image, &found.id, now);
-                        match &changed {
-                            Some(record) => records::record_changed(seen, transaction, record, now),
-                            None => transaction,
-                        }
-                    })
-                    .await?;
-                    return Ok(Present {
-                        user: Some(ImageUser::of(&found)),
-                        reference: found.id,
-                    });
-                }
-                tracing::info!(
-                    image,
-                    "the image is there, but the pod must show that it may have it"
-                );
+        let policy = pull_policy(asked.policy, &image);
+        let mut request = Request {
+            images: self,
+            named,
+            image,
+            policy,
+            inputs,
+            shown: None,
+            is_here: None,
+            service,
+            store,
+            report,
+        };
+        request.repair().await?;
+        if request.policy != PullPolicy::Always {
+            if let Some(present) = request.present().await? {
+                return Ok(present);
             }
             // Whether it is there is not for those to know who may not have it.
-            if policy == PullPolicy::Never {
-                self.count_ensured(policy, present, Some(false));
+            if request.policy == PullPolicy::Never {
+                request.count(Some(false));
                 let text =
                     format!("Container image \"{named}\" is not present with pull policy of Never");
                 report.warning("ErrImageNeverPull", text.clone());
                 return Err(ImageError::new(ImageErrorReason::ErrImageNeverPull, text));
             }
         }
-        self.count_ensured(policy, present, Some(true));
-        let may_fall_back = policy == PullPolicy::Always && self.fallback == PullFallback::Offline;
-        let inputs = PullInputs {
-            ran_with: inputs.ran_with.filter(|_| may_fall_back),
-            ..inputs
-        };
-        self.pull_or_fall_back(image, credentials, inputs, (service, store), report)
-            .await
-    }
-
-    /// Counts a request for an image. With the policy Always it is not looked for.
-    fn count_ensured(&self, policy: PullPolicy, present: Option<bool>, pull: Option<bool>) {
-        let shown = |known: Option<bool>| match known {
-            Some(known) => known.to_string(),
-            None => "unknown".to_owned(),
-        };
-        let label = EnsureImageLabel {
-            present_locally: shown(present),
-            pull_policy: format!("{policy:?}").to_ascii_lowercase(),
-            pull_required: shown(pull),
-        };
-        self.metrics.ensured_images.get_or_create(&label).inc();
+        request.pull().await
     }
 
     /// Returns whether the image was pulled for the service account of the pod. Runs no program: it would need a registry that may
@@ -286,6 +198,171 @@ impl ImageManager {
             }
         }
         found
+    }
+}
+
+/// One request for an image, and its steps in their order.
+struct Request<'a, S> {
+    images: &'a ImageManager,
+    /// The image as the pod names it.
+    named: &'a str,
+    /// Its full name.
+    image: String,
+    policy: PullPolicy,
+    inputs: PullInputs<'a>,
+    /// The credentials that the pod has for the image, once they were looked up.
+    shown: Option<Vec<Credentials>>,
+    /// True if the image was found on the node or in an archive; `None` before it was looked for.
+    is_here: Option<bool>,
+    service: &'a S,
+    store: &'a Store,
+    report: &'a Reporter<'a>,
+}
+
+impl<S: ImageService> Request<'_, S> {
+    /// Counts the request. `pull` says whether the image has to be pulled, if that is known.
+    fn count(&self, pull: Option<bool>) {
+        let shown = |known: Option<bool>| match known {
+            Some(known) => known.to_string(),
+            None => "unknown".to_owned(),
+        };
+        let label = EnsureImageLabel {
+            present_locally: shown(self.is_here),
+            pull_policy: format!("{:?}", self.policy).to_ascii_lowercase(),
+            pull_required: shown(pull),
+        };
+        let metrics = &self.images.metrics;
+        metrics.ensured_images.get_or_create(&label).inc();
+    }
+
+    /// Removes an image whose files may be damaged, and pulls or imports it again.
+    async fn repair(&mut self) -> Result<(), ImageError> {
+        if !self.images.needs_look(self.store, &self.image) {
+            return Ok(());
+        }
+        let shown = self.take_credentials().await;
+        let wish = Wish {
+            image: &self.image,
+            credentials: &shown,
+            sandbox: self.inputs.sandbox,
+            may_pull: self.policy != PullPolicy::Never,
+        };
+        let standing = self
+            .images
+            .make_usable(wish, self.service, self.store, self.report)
+            .await
+            .map_err(|error| unrecorded(&self.image, error))?;
+        if standing == Standing::Owed && self.policy == PullPolicy::Never {
+            // It was there, and the agent has removed it.
+            self.policy = PullPolicy::IfNotPresent;
+        }
+        self.shown = Some(shown);
+        Ok(())
+    }
+
+    /// Returns the image if it is on the node, or in an archive, and the pod may have it.
+    async fn present(&mut self) -> Result<Option<Present>, ImageError> {
+        let found = self.find().await?;
+        self.is_here = Some(found.is_some());
+        let Some(found) = found else {
+            return Ok(None);
+        };
+        let Some(changed) = self.grant(&found).await else {
+            tracing::info!(
+                image = self.image,
+                "the image is there, but the pod must show that it may have it"
+            );
+            return Ok(None);
+        };
+        self.count(Some(false));
+        self.report.normal(
+            "Pulled",
+            format!(
+                "Container image \"{}\" already present on machine and can be accessed by the pod",
+                self.named
+            ),
+        );
+        let now = self.images.clock.now();
+        self.images
+            .change(self.store, &self.image, |seen, _, transaction| {
+                let transaction = files::noticed(seen, transaction, &self.image, &found.id, now);
+                match &changed {
+                    Some(record) => records::record_changed(seen, transaction, record, now),
+                    None => transaction,
+                }
+            })
+            .await?;
+        Ok(Some(Present {
+            user: Some(ImageUser::of(&found)),
+            reference: found.id,
+        }))
+    }
+
+    /// Looks for the image on the node, then in the archives.
+    async fn find(&self) -> Result<Option<v1::Image>, ImageError> {
+        let (image, report) = (&self.image, self.report);
+        let found = inspect(image, self.service, report)
+            .await
+            .inspect_err(|_| self.count(None))?;
+        if found.is_none()
+            && self
+                .images
+                .bring_from_archive(image, self.service, self.store, report)
+                .await
+                .map_err(|error| unrecorded(image, error))?
+        {
+            return inspect(image, self.service, report).await;
+        }
+        Ok(found)
+    }
+
+    /// Returns whether the pod may have an image that is on the node; `Some` with the record that says so, if that
+    /// changed.
+    async fn grant(&mut self, found: &v1::Image) -> Option<Option<records::PulledImage>> {
+        let seen = self.store.snapshot();
+        let records = &self.images.records;
+        match records.permission(&seen, &self.image, &found.id) {
+            Permission::Granted => Some(None),
+            Permission::MustPull => None,
+            Permission::ByCredentials(record) => {
+                let known = self
+                    .images
+                    .is_account_known(&self.image, &record, self.report);
+                if known.await {
+                    return Some(None);
+                }
+                let shown = self.take_credentials().await;
+                let granted = record.grants(&self.image, &shown);
+                self.shown = Some(shown);
+                granted
+            }
+        }
+    }
+
+    async fn take_credentials(&mut self) -> Vec<Credentials> {
+        match self.shown.take() {
+            Some(shown) => shown,
+            None => {
+                let secrets = self.inputs.secrets;
+                self.images
+                    .credentials(&self.image, secrets, self.report)
+                    .await
+            }
+        }
+    }
+
+    async fn pull(self) -> Result<Present, ImageError> {
+        self.count(Some(true));
+        let may_fall_back =
+            self.policy == PullPolicy::Always && self.images.fallback == PullFallback::Offline;
+        let inputs = PullInputs {
+            ran_with: self.inputs.ran_with.filter(|_| may_fall_back),
+            ..self.inputs
+        };
+        let with = (self.service, self.store);
+        self.images
+            .pull_or_fall_back(self.image, self.shown, inputs, with, self.report)
+            .await
     }
 }
 
