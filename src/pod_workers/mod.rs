@@ -12,6 +12,7 @@
 
 pub mod causes;
 mod claims;
+mod container_start;
 mod devices;
 mod evict;
 mod execute;
@@ -30,6 +31,7 @@ mod remotes;
 mod resize;
 mod resolve;
 mod restart_all;
+mod sandbox;
 mod shutdown;
 mod start;
 mod stop;

@@ -13,7 +13,9 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use tokio::time::Instant;
 use tracing::{Instrument, debug, info, info_span, warn};
 
-use super::execute::{Sandbox, StepError, image_failed, note, start_container};
+use super::container_start::{image_failed, start_container};
+use super::execute::{StepError, note};
+use super::sandbox::Sandbox;
 use super::{Job, WorkerContext};
 use crate::core::container_history::Records;
 use crate::core::images;
