@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 
+use super::container_start::{ContainerStart, StartError};
 use super::sandbox::{report_sandbox, sandbox};
 use super::start::Failure;
 use super::{Job, StartFailure, WorkerContext, grow, resolve, start, stop};
@@ -288,10 +289,13 @@ pub(super) async fn execute(
         };
         let attempt = status.containers.iter().find(|c| c.id == hook.id);
         let attempt = attempt.map_or(0, |c| c.attempt);
-        if let Err(failure) =
-            start::post_start(context, job, &spec, &hook.id, attempt, &status.ips).await?
-        {
-            executed.fail(context, spec.kind, &hook.name, failure);
+        let ran = start::post_start(context, job, &spec, &hook.id, attempt, &status.ips).await;
+        match ran {
+            Ok(()) => {}
+            Err(StartError::Waits(failure)) => {
+                executed.fail(context, spec.kind, &hook.name, failure);
+            }
+            Err(StartError::Step(error)) => return Err(error),
         }
     }
     if actions.create_sandbox.is_none() && actions.start.is_empty() {
@@ -310,14 +314,25 @@ pub(super) async fn execute(
         if spec.kind == ContainerKind::Init {
             stop::prune_init(context, status, &start.name).await?;
         }
-        if let Err(failure) =
-            start::container(context, job, status, &sandbox, &spec, start, volumes).await?
-        {
-            executed.fail(context, spec.kind, &start.name, failure);
-            if spec.kind == ContainerKind::Init {
-                // What comes after it waits for its end.
-                break;
+        let container = ContainerStart {
+            context,
+            job,
+            status,
+            sandbox: &sandbox,
+            spec: &spec,
+            start,
+            volumes,
+        };
+        match container.run().await {
+            Ok(()) => {}
+            Err(StartError::Waits(failure)) => {
+                executed.fail(context, spec.kind, &start.name, failure);
+                if spec.kind == ContainerKind::Init {
+                    // What comes after it waits for its end.
+                    break;
+                }
             }
+            Err(StartError::Step(error)) => return Err(error),
         }
     }
     executed.pulling = Duration::from_millis(sandbox.pull_ms.load(Ordering::Relaxed));

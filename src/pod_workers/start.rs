@@ -4,18 +4,15 @@
 //! **Invariant:** whatever keeps a container from running is a [`Failure`], reported as the reason of its Waiting
 //! state. Only an operation that the agent itself cannot do (a commit, a call that must succeed) is an error.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use tokio::time::Instant;
-use tracing::{Instrument, debug, info, info_span, warn};
+use tracing::{debug, info, warn};
 
-use super::container_start::{image_failed, start_container};
-use super::execute::{StepError, note};
-use super::sandbox::Sandbox;
+use super::container_start::{StartError, image_failed};
+use super::execute::StepError;
 use super::{Job, WorkerContext};
 use crate::core::container_history::Records;
 use crate::core::images;
@@ -50,23 +47,41 @@ pub(super) struct Failure {
     pub(super) reason: String,
     pub(super) message: String,
     pub(super) retry_at: Option<Stamp>,
+    /// An event was emitted where it occurred.
+    pub(super) told: bool,
+    /// The answer of the runtime, if it refused the container: the image may be at fault.
+    pub(super) answer: Option<String>,
 }
 
 impl Failure {
     pub(super) fn new(reason: &str, message: impl Into<String>) -> Self {
-        let mut message = message.into();
-        if message.len() > MAX_MESSAGE {
-            let mut end = MAX_MESSAGE;
-            while !message.is_char_boundary(end) {
-                end -= 1;
-            }
-            message.truncate(end);
-        }
         Self {
             reason: reason.to_owned(),
-            message,
+            message: message.into(),
             retry_at: None,
+            told: false,
+            answer: None,
         }
+    }
+
+    /// A failure that follows from an answer of the runtime.
+    pub(super) fn by_runtime(self, answer: String) -> Self {
+        Self {
+            answer: Some(answer),
+            ..self
+        }
+    }
+
+    /// The failure with as much of its message as a status has.
+    pub(super) fn shortened(mut self) -> Self {
+        if self.message.len() > MAX_MESSAGE {
+            let mut end = MAX_MESSAGE;
+            while !self.message.is_char_boundary(end) {
+                end -= 1;
+            }
+            self.message.truncate(end);
+        }
+        self
     }
 }
 
@@ -132,34 +147,6 @@ pub(super) async fn look_at_log(
     };
     let image = container.image.as_deref().unwrap_or_default();
     image_failed(context, &job.pod, &start.name, image, said).await
-}
-
-/// Starts a container in a sandbox and runs its postStart hook.
-pub(super) async fn container(
-    context: &WorkerContext,
-    job: &Job,
-    status: &PodStatus,
-    sandbox: &Sandbox,
-    spec: &ContainerSpec<'_>,
-    start: &StartContainer,
-    volumes: &BTreeMap<String, PathBuf>,
-) -> Result<Result<(), Failure>, StepError> {
-    let span = info_span!("start_container", container = start.name, kind = ?start.kind, attempt = start.attempt, why = start.why);
-    let work = async {
-        let id = match start_container(context, job, status, sandbox, spec, start, volumes).await? {
-            Ok(id) => id,
-            Err(failure) => {
-                let why = format!(
-                    "{} attempt {}: {}: {}",
-                    start.name, start.attempt, failure.reason, failure.message
-                );
-                note(context, &job.uid, "container not started", why);
-                return Ok(Err(failure));
-            }
-        };
-        post_start(context, job, spec, &id, start.attempt, &sandbox.ips).await
-    };
-    work.instrument(span).await
 }
 
 /// The image that the previous attempt of a container ran with, as far as the start asks for the same one.
@@ -330,16 +317,16 @@ pub(super) async fn post_start(
     id: &ContainerId,
     attempt: u32,
     ips: &[String],
-) -> Result<Result<(), Failure>, StepError> {
+) -> Result<(), StartError> {
     let (pod, uid) = (&job.pod, &job.uid);
     let container: &Container = &spec.container;
     let name = &container.name;
     let lifecycle = container.lifecycle.as_ref();
     let Some(handler) = lifecycle.and_then(|l| l.post_start.as_ref()) else {
-        return Ok(Ok(()));
+        return Ok(());
     };
     if Hook::PostStart.is_done(&context.store.snapshot(), uid, name, id) {
-        return Ok(Ok(()));
+        return Ok(());
     }
     fail::fail_point!("pod_workers::hook::before_post_start");
     let mut shown = PodStatus::empty(uid.clone());
@@ -363,13 +350,13 @@ pub(super) async fn post_start(
         outcome = hooks::run(handler, target, &context.cri) => outcome,
         () = ended(context, uid, id) => {
             info!(container = name, "the container has ended, giving up its postStart hook");
-            return Ok(Ok(()));
+            return Ok(());
         }
     };
     let Err(error) = outcome else {
         fail::fail_point!("pod_workers::hook::after_post_start");
         remember_post_start(context, job, name, id).await?;
-        return Ok(Ok(()));
+        return Ok(());
     };
     warn!(container = name, %error, "postStart hook failed");
     context.recorder.record(
@@ -408,7 +395,8 @@ pub(super) async fn post_start(
     killer
         .container(condemned, &victim, grace, Some("FailedPostStartHook"))
         .await?;
-    Ok(Err(Failure::new(POST_START_HOOK_ERROR, error.to_string())))
+    let failure = Failure::new(POST_START_HOOK_ERROR, error.to_string());
+    Err(StartError::Waits(failure.shortened()))
 }
 
 /// Returns when a started container is seen not to run any more: a hook that goes on without it (a sleep, a request to
