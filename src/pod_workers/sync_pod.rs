@@ -68,7 +68,8 @@ pub(super) async fn sync_pod(
         restart_all::advance(context, job, status, listed_at, now).await?;
     }
     let state = context.store.snapshot();
-    let api_status = api_status(context, job, &state, status, Stage::Syncing, listed_at, now);
+    let times = Times { listed_at, now };
+    let api_status = api_status(context, job, &state, status, Stage::Syncing, times);
     let terminal = pod_status::is_terminal(&api_status) || too_long;
     let backing_off = {
         let told = context.status.get(uid);
@@ -491,6 +492,13 @@ pub(super) async fn record_exits(
     Ok(())
 }
 
+/// When a status is computed, and of when the containers are that it shows.
+#[derive(Clone, Copy)]
+pub(super) struct Times {
+    pub(super) listed_at: Stamp,
+    pub(super) now: Stamp,
+}
+
 /// Computes the API status from the runtime, the records and the reason cache.
 pub(super) fn api_status(
     context: &WorkerContext,
@@ -498,8 +506,7 @@ pub(super) fn api_status(
     state: &State,
     status: &PodStatus,
     stage: Stage,
-    listed_at: Stamp,
-    now: Stamp,
+    Times { listed_at, now }: Times,
 ) -> k8s_openapi::api::core::v1::PodStatus {
     use crate::core::state::TerminationCause;
     let records = Records::of(state, &job.uid);

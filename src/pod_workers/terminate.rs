@@ -8,8 +8,8 @@ use tracing::warn;
 
 use super::execute::StepError;
 use super::sync_pod::{
-    api_status, check_listing, having_acted, observe_probes, observed, record_exits, rejection,
-    stamp_of,
+    Times, api_status, check_listing, having_acted, observe_probes, observed, record_exits,
+    rejection, stamp_of,
 };
 use super::worker::{StepFailure, StepOutcome};
 use super::{Job, WorkerContext, claims};
@@ -93,14 +93,17 @@ pub(super) async fn sync_terminated(
         // One from before the containers were stopped would show them running, and their ends as lost.
         let observed = observed(context, job).await?;
         let now = context.clock.now();
-        let listed_at = stamp_of(&observed, now);
+        let times = Times {
+            listed_at: stamp_of(&observed, now),
+            now,
+        };
         let status = &observed.status;
         let state = context.store.snapshot();
         let previous = state.record::<StatusRecord>(uid.as_str());
         let stage = Stage::Terminated;
         let final_status = match (rejection(context, job), previous) {
             (Some(_), Some(previous)) => (*previous.status).clone(),
-            _ => api_status(context, job, &state, status, stage, listed_at, now),
+            _ => api_status(context, job, &state, status, stage, times),
         };
         context
             .status
@@ -193,7 +196,11 @@ async fn report(
     }
     let now = context.clock.now();
     let state = context.store.snapshot();
-    let api_status = api_status(context, job, &state, status, stage, now, now);
+    let times = Times {
+        listed_at: now,
+        now,
+    };
+    let api_status = api_status(context, job, &state, status, stage, times);
     context
         .status
         .set(&job.pod, api_status, CommitMode::Stop)

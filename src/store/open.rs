@@ -116,9 +116,8 @@ pub fn open(options: &OpenOptions) -> Result<Opened, OpenError> {
         };
         report.outcome = Some(Outcome::Created);
         let seen_epoch = mark.map_or(0, |mark| mark.epoch);
-        return finish(
-            options, &layout, backend, loaded, integrity, seen_epoch, report,
-        );
+        let database = Database::new(backend, loaded, integrity, seen_epoch);
+        return finish(options, &layout, database, report);
     }
     if let Some(backup) = &newest
         && recover::is_behind(&loaded.state, backup)
@@ -298,16 +297,10 @@ fn open_stand_in(
     report.outcome = Some(Outcome::NewerSchema { found });
     let mut ignored = Report::default();
     match open_sled(options, layout, &stand_in, &mut ignored)? {
-        Ok((backend, loaded)) => finish_in(
-            options,
-            None,
-            layout,
-            backend,
-            loaded,
-            Integrity::Lost,
-            0,
-            report,
-        ),
+        Ok((backend, loaded)) => {
+            let database = Database::new(backend, loaded, Integrity::Lost, 0);
+            finish_in(options, None, layout, database, report)
+        }
         Err(error) => unwritable(options, Salvage::default(), None, &error, report),
     }
 }
@@ -329,9 +322,8 @@ fn mend(
             integrity = Integrity::Lost;
             report.outcome = Some(Outcome::EndMissing { lines });
         }
-        return finish(
-            options, layout, backend, loaded, integrity, seen.epoch, report,
-        );
+        let database = Database::new(backend, loaded, integrity, seen.epoch);
+        return finish(options, layout, database, report);
     }
     let saved = backup::newest(&layout.backups())
         .0
@@ -371,9 +363,8 @@ fn mend(
     } else {
         Integrity::Intact
     };
-    finish(
-        options, layout, backend, loaded, integrity, seen.epoch, report,
-    )
+    let database = Database::new(backend, loaded, integrity, seen.epoch);
+    finish(options, layout, database, report)
 }
 
 /// The damaged records, each once.
@@ -386,42 +377,49 @@ fn bad_records(loaded: &Loaded) -> BTreeSet<(Option<Table>, String)> {
         .collect()
 }
 
+/// A database that was read, and how much of it is to be believed.
+struct Database {
+    backend: SledBackend,
+    loaded: Loaded,
+    integrity: Integrity,
+    /// Highest epoch that is known of it.
+    seen_epoch: u64,
+}
+
+impl Database {
+    fn new(backend: SledBackend, loaded: Loaded, integrity: Integrity, seen_epoch: u64) -> Self {
+        Self {
+            backend,
+            loaded,
+            integrity,
+            seen_epoch,
+        }
+    }
+}
+
 /// Writes the meta record of this node and returns the open store.
 fn finish(
     options: &OpenOptions,
     layout: &Layout,
-    backend: SledBackend,
-    loaded: Loaded,
-    integrity: Integrity,
-    seen_epoch: u64,
+    database: Database,
     report: Report,
 ) -> Result<Opened, OpenError> {
-    finish_in(
-        options,
-        Some(SCHEMA),
-        layout,
-        backend,
-        loaded,
-        integrity,
-        seen_epoch,
-        report,
-    )
+    finish_in(options, Some(SCHEMA), layout, database, report)
 }
 
-#[expect(
-    clippy::too_many_arguments,
-    reason = "the last step of four ways, each with its own values"
-)]
 fn finish_in(
     options: &OpenOptions,
     schema_file: Option<u32>,
     layout: &Layout,
-    backend: SledBackend,
-    mut loaded: Loaded,
-    integrity: Integrity,
-    seen_epoch: u64,
+    database: Database,
     mut report: Report,
 ) -> Result<Opened, OpenError> {
+    let Database {
+        backend,
+        mut loaded,
+        integrity,
+        seen_epoch,
+    } = database;
     let found = loaded.state.meta().cloned();
     let (meta, new_epoch) = recover::next_meta(
         found.as_ref(),

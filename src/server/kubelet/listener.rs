@@ -421,8 +421,12 @@ impl Port {
                         address: peer,
                         certificates: Arc::new([]),
                     };
-                    let ended =
-                        serve(socket, false, peer.clone(), slot, routes, &limits, &node).await;
+                    let client = Client {
+                        peer: peer.clone(),
+                        slot,
+                        routes,
+                    };
+                    let ended = serve(socket, false, client, &limits, &node).await;
                     return tell(&peer, ended, &log);
                 };
                 let handshake = timeout(limits.handshake, tls.accept(socket));
@@ -447,7 +451,12 @@ impl Port {
                     address: peer,
                     certificates: chain.iter().map(|one| one.clone().into_owned()).collect(),
                 };
-                let ended = serve(socket, two, peer.clone(), slot, routes, &limits, &node).await;
+                let client = Client {
+                    peer: peer.clone(),
+                    slot,
+                    routes,
+                };
+                let ended = serve(socket, two, client, &limits, &node).await;
                 tell(&peer, ended, &log);
             };
             tokio::select! {
@@ -501,6 +510,13 @@ fn tell(peer: &Peer, ended: Result<(), hyper::Error>, log: &LogLimit) {
     }
 }
 
+/// The client of a connection, and what answers its requests.
+struct Client {
+    peer: Peer,
+    slot: Slot,
+    routes: Router,
+}
+
 /// Serves requests on a connection until either side ends it. What is upgraded goes on without it.
 ///
 /// # Errors
@@ -508,15 +524,14 @@ fn tell(peer: &Peer, ended: Result<(), hyper::Error>, log: &LogLimit) {
 async fn serve<I>(
     socket: I,
     two: bool,
-    peer: Peer,
-    slot: Slot,
-    routes: Router,
+    client: Client,
     limits: &Limits,
     node: &Shared,
 ) -> Result<(), hyper::Error>
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let Client { peer, slot, routes } = client;
     let close = slot.close();
     let service = service_fn(move |request: Request<hyper::body::Incoming>| {
         let mut request = request.map(Body::new);
