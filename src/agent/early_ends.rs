@@ -106,7 +106,7 @@ impl Lookout {
     }
 
     async fn look(&mut self) {
-        let waiting = self.workers.context().causes.devices();
+        let waiting = self.workers.context().schedule.causes.devices();
         let facts = Facts {
             has_network: self.addresses.has_network(),
             has_api_server: self.connection.as_ref().and_then(answers),

@@ -215,7 +215,7 @@ pub(super) fn follow_size(
     tasks: &mut Tasks,
     token: &CancellationToken,
 ) {
-    let cgroups = Arc::clone(&started.workers.context().cgroups);
+    let cgroups = Arc::clone(&started.workers.context().resources.cgroups);
     let publisher = Arc::new(Publisher {
         kubelet: config.kubelet.clone(),
         machine: started.workers.context().node.machine.clone(),

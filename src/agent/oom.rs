@@ -35,7 +35,7 @@ pub(super) fn watch(base: &Base, started: &Started, tasks: &mut Tasks, token: &C
         recorder: Arc::clone(&base.recorder) as _,
         metrics: base.metrics.clone(),
         pods: started.pods.clone(),
-        cgroups: Arc::clone(&started.workers.context().cgroups) as _,
+        cgroups: Arc::clone(&started.workers.context().resources.cgroups) as _,
         kernel_boot_id: base.boot.kernel_boot_id.clone(),
     });
     let device = oom_watcher::DEVICE.into();

@@ -22,7 +22,7 @@ pub(super) fn pod_resources(
     token: &CancellationToken,
 ) {
     let workers = workers.clone();
-    let pinning = workers.context().pinning.clone();
+    let pinning = workers.context().resources.pinning.clone();
     let pods = PodResources::new(
         Arc::new(move || workers.counted_by_admission()),
         Arc::clone(&base.clock),

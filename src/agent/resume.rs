@@ -177,10 +177,10 @@ pub(super) fn resume(
         if matches!(restored.outcome, Outcome::Resumed | Outcome::Repaired) {
             // Probes go on at once; a sync may be a minute away.
             let context = workers.context();
-            let told = context.status.get(&uid);
+            let told = context.reports.status.get(&uid);
             let told = told.as_ref().map(|r| &*r.status);
             if let Some(status) = context.pleg.cache().known(&uid) {
-                context.prober.observe(&restored.pod, &status, told);
+                context.reports.prober.observe(&restored.pod, &status, told);
             }
         }
     }

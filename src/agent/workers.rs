@@ -11,7 +11,9 @@ use super::pod_parts::PodParts;
 use super::resume::{Restored, reported_reasons};
 use crate::kubeletconfig::AgentConfig;
 use crate::nodestatus::cpus;
-use crate::pod_workers::{PodWorkers, StartGate, WorkerContext};
+use crate::pod_workers::{
+    Content, PodWorkers, Reports, Resources, Schedule, StartGate, WorkerContext,
+};
 
 /// Pods that are started at a time, for each processor; the runtime itself is no faster with more.
 const STARTS_OF_CORE: usize = 2;
@@ -31,31 +33,39 @@ pub(super) fn build(
         WorkerContext {
             store: base.store.clone(),
             clock: Arc::clone(&base.clock),
-            cri: node.cri.clone(),
-            pleg: pods.pleg_handle.clone(),
-            status: node.statuses.clone(),
-            images: Arc::clone(&pods.images),
-            volumes: pods.volumes.clone(),
-            devices: base.devices.clone(),
-            claims: base.dra.clone(),
-            objects: node.objects.clone(),
-            node_object: base.node.clone(),
-            cgroups: Arc::new(node.cgroups.clone().with_pinning(pods.pinning.clone())),
-            pinning: pods.pinning.clone(),
-            node: node.context.clone(),
             recorder: Arc::clone(&base.recorder) as _,
-            reasons: reported_reasons(&base.store.snapshot()),
-            causes: early_ends::causes(config),
-            volume_images: Default::default(),
-            runtime_state: base.runtime_state.clone(),
-            queue: pods.queue.clone(),
             metrics: base.metrics.clone(),
-            runtime_name: restored.runtime_name.clone(),
-            resync: config.kubelet.sync_frequency,
-            backoff_max: config.kubelet.max_container_restart_period,
-            starts: StartGate::new(starts_at_once(cpus())),
-            prober: pods.prober.clone(),
-            epoch: restored.plan.epoch.clone(),
+            cri: node.cri.clone(),
+            node: node.context.clone(),
+            pleg: pods.pleg_handle.clone(),
+            runtime_state: base.runtime_state.clone(),
+            content: Content {
+                images: Arc::clone(&pods.images),
+                volumes: pods.volumes.clone(),
+                objects: node.objects.clone(),
+                node_object: base.node.clone(),
+                volume_images: Default::default(),
+            },
+            resources: Resources {
+                cgroups: Arc::new(node.cgroups.clone().with_pinning(pods.pinning.clone())),
+                pinning: pods.pinning.clone(),
+                devices: base.devices.clone(),
+                claims: base.dra.clone(),
+            },
+            reports: Reports {
+                status: node.statuses.clone(),
+                reasons: reported_reasons(&base.store.snapshot()),
+                prober: pods.prober.clone(),
+                runtime_name: restored.runtime_name.clone(),
+                backoff_max: config.kubelet.max_container_restart_period,
+            },
+            schedule: Schedule {
+                queue: pods.queue.clone(),
+                starts: StartGate::new(starts_at_once(cpus())),
+                causes: early_ends::causes(config),
+                resync: config.kubelet.sync_frequency,
+                epoch: restored.plan.epoch.clone(),
+            },
         },
         token.child_token(),
     )

@@ -178,7 +178,7 @@ fn change_of(before: &Pod, after: &Pod, now: Stamp) -> Option<Cause> {
 impl PodWorkers {
     /// Wakes the pods in back-off for an event of the node. Never waits.
     pub fn happened(&self, cause: Cause) {
-        for uid in self.context().causes.happened(cause) {
+        for uid in self.context().schedule.causes.happened(cause) {
             self.sync(&uid);
         }
     }
@@ -186,14 +186,17 @@ impl PodWorkers {
     /// Wakes these pods for an event that concerns them. Never waits.
     pub fn happened_to(&self, pods: &[PodUid], cause: &Cause) {
         for uid in pods {
-            self.context().causes.happened_to(uid, cause.clone());
+            self.context()
+                .schedule
+                .causes
+                .happened_to(uid, cause.clone());
             self.sync(uid);
         }
     }
 
     /// Wakes the pods in back-off that use an image which was pulled, imported or repaired. Never waits.
     pub fn image_changed(&self, image: &str) {
-        let causes = &self.context().causes;
+        let causes = &self.context().schedule.causes;
         let waiting: Vec<PodUid> = causes.ledger().waiting.keys().cloned().collect();
         let wanted = qualified(image);
         let uses = |uid: &PodUid| {
@@ -208,7 +211,7 @@ impl PodWorkers {
 
     /// Remembers that a pod in back-off was changed by its source.
     pub(super) fn pod_changed(&self, before: &Pod, after: &Pod, now: Stamp) {
-        let (causes, uid) = (&self.context().causes, after.uid());
+        let (causes, uid) = (&self.context().schedule.causes, after.uid());
         if causes.is_waiting(&uid)
             && let Some(cause) = change_of(before, after, now)
         {
@@ -223,7 +226,7 @@ impl PodWorkers {
         let object = format!("{} {}/{}", change.kind, change.namespace, change.name);
         let text = format!("{object} changed");
         let now = context.clock.now();
-        Some(match context.objects.version_of(change) {
+        Some(match context.content.objects.version_of(change) {
             Some(version) => Cause {
                 subject: Subject::Configuration,
                 id: format!("{object} resourceVersion {version}"),
@@ -255,7 +258,7 @@ pub(super) async fn end_back_offs(
         return Ok(false);
     }
     let now = context.clock.now();
-    let causes = context.causes.of(&job.uid, now);
+    let causes = context.schedule.causes.of(&job.uid, now);
     if causes.is_empty() {
         return Ok(false);
     }
@@ -295,7 +298,7 @@ pub(super) async fn end_mount_back_off(
         volume, backoff, ..
     } = &**failure;
     let now = context.clock.now();
-    let mut causes = context.causes.of(&job.uid, now);
+    let mut causes = context.schedule.causes.of(&job.uid, now);
     causes.retain(|cause| cause.helps_volume_of(failure.driver.as_deref()));
     // One that has just failed failed in spite of them.
     if failure.fresh || causes.is_empty() {
@@ -311,7 +314,7 @@ pub(super) async fn end_mount_back_off(
         return Ok(false);
     };
     context.store.commit(transaction).await?;
-    context.volumes.end_back_off(failure);
+    context.content.volumes.end_back_off(failure);
     let text = format!(
         "Back-off mounting volume \"{volume}\" ended early: {}",
         cause.text

@@ -18,7 +18,7 @@ pub(super) async fn prepare(
     actions: &PodActions,
 ) -> Result<(), StepError> {
     let in_sandbox = actions.create_sandbox.is_none();
-    let prepared = context.claims.prepare(pod, in_sandbox).await;
+    let prepared = context.resources.claims.prepare(pod, in_sandbox).await;
     prepared.map_err(|error| {
         let text =
             format!("Failed to prepare dynamic resources: prepare dynamic resources: {error}");
@@ -38,7 +38,7 @@ pub(super) async fn prepare(
 /// # Errors
 /// [`StepError::Claims`] when a driver does not answer or refuses: the pod stays until it does.
 pub(super) async fn unprepare(context: &WorkerContext, pod: &PodUid) -> Result<(), StepError> {
-    let unprepared = context.claims.unprepare(pod).await;
+    let unprepared = context.resources.claims.unprepare(pod).await;
     unprepared.map_err(StepError::Claims)
 }
 
@@ -51,7 +51,7 @@ pub(super) fn granted(
     pod: &Pod,
     container: &Container,
 ) -> Result<Vec<String>, String> {
-    let claims = context.claims.of_container(pod, container);
+    let claims = context.resources.claims.of_container(pod, container);
     let claims = claims.map_err(|error| error.to_string())?;
     Ok(cdi_devices(&claims))
 }

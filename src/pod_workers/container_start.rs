@@ -305,7 +305,7 @@ impl ContainerStart<'_> {
         };
         let (cri, store, recorder) = (&context.cri, &context.store, InPod::new(context, &job.pod));
         let begun = Instant::now();
-        let images = &context.images;
+        let images = &context.content.images;
         let ensured = images
             .ensure(&job.pod, container, pull, cri, store, &recorder)
             .await;
@@ -365,7 +365,7 @@ impl ContainerStart<'_> {
                 let failure = Failure::new("CreateContainerError", message);
                 StartError::Waits(failure.by_runtime(error.message))
             })?;
-        context.pinning.created(&id, confined);
+        context.resources.pinning.created(&id, confined);
         fail::fail_point!("pod_workers::start::after_create");
         let text = format!("Container created: {name}");
         self.emit(EventType::Normal, "Created", text);
@@ -382,6 +382,7 @@ pub(super) async fn image_failed(
     error: &str,
 ) -> Result<(), StepError> {
     context
+        .content
         .images
         .container_failed(
             pod,

@@ -34,7 +34,7 @@ pub(super) async fn refused(
     let running = (status.containers.iter())
         .filter(|c| c.state == ContainerState::Running)
         .map(|c| c.name.as_str());
-    context.devices.confirm(pod, running);
+    context.resources.devices.confirm(pod, running);
     let starting = starting(pod, actions);
     if starting.is_empty() {
         return Ok(None);
@@ -42,8 +42,11 @@ pub(super) async fn refused(
     let starting: Vec<&str> = starting.iter().map(String::as_str).collect();
     let state = context.store.snapshot();
     let fresh = is_fresh(&state, pod, status);
-    let nodes = |container: &str| context.pinning.nodes_for_devices(pod, container);
-    let ready = context.devices.ready(pod, fresh, &starting, &nodes);
+    let nodes = |container: &str| context.resources.pinning.nodes_for_devices(pod, container);
+    let ready = context
+        .resources
+        .devices
+        .ready(pod, fresh, &starting, &nodes);
     let (reason, message) = match ready.await? {
         Readiness::Ready => return Ok(None),
         Readiness::Waiting(why) => {
@@ -78,7 +81,7 @@ pub(super) async fn outdated(
         let running = containers.find(|c| c.state == ContainerState::Running);
         running.map(|c| c.id.clone())
     };
-    Ok(context.devices.outdated(pod, running).await?)
+    Ok(context.resources.devices.outdated(pod, running).await?)
 }
 
 /// Says why [`outdated`] containers are stopped.
@@ -160,8 +163,12 @@ pub(super) async fn granted(
     pod: &Pod,
     container: &Container,
 ) -> Result<Granted, String> {
-    context.devices.pre_start(pod, &container.name).await?;
-    let granted = context.devices.granted(pod, &container.name);
+    context
+        .resources
+        .devices
+        .pre_start(pod, &container.name)
+        .await?;
+    let granted = context.resources.devices.granted(pod, &container.name);
     let mut granted = granted.map_err(|error| error.to_string())?;
     for id in claims::granted(context, pod, container)? {
         if !granted.cdi.contains(&id) {

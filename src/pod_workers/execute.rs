@@ -187,7 +187,7 @@ pub(super) async fn prepare(
         record_failure(context, pod, "FailedToCreatePodContainer", what, &error);
         StepError::from(error).told()
     })?;
-    let made = context.volumes.make_pod_dirs(&job.uid).await;
+    let made = context.content.volumes.make_pod_dirs(&job.uid).await;
     made.inspect_err(|error| {
         let what = "error making pod data directories";
         record_failure(context, pod, "FailedToMakePodDataDirectories", what, error);
@@ -214,6 +214,7 @@ async fn mount(
 ) -> Result<BTreeMap<String, PathBuf>, StepError> {
     loop {
         let mounted = context
+            .content
             .volumes
             .mount(&job.pod, sources, &*context.recorder)
             .await;

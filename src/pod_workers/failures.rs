@@ -59,7 +59,7 @@ pub(super) fn tell(context: &WorkerContext, job: &Job, failure: &StepFailure) {
         return;
     }
     let cause = causes(&*failure.error);
-    let pace = context.volumes.pace();
+    let pace = context.content.volumes.pace();
     if !pace.is_due(&steps_of(&job.uid), &cause, context.clock.now()) {
         return;
     }
@@ -70,7 +70,7 @@ pub(super) fn tell(context: &WorkerContext, job: &Job, failure: &StepFailure) {
 
 /// Nothing fails any more: the next failure is news.
 pub(super) fn over(context: &WorkerContext, uid: &PodUid) {
-    context.volumes.pace().over(&steps_of(uid));
+    context.content.volumes.pace().over(&steps_of(uid));
 }
 
 fn steps_of(uid: &PodUid) -> String {

@@ -41,7 +41,7 @@ pub(super) async fn volumes(context: &WorkerContext, pod: &Pod, sources: &Source
         if !matches!(remote.source, Source::Csi(_) | Source::Local(_)) {
             continue;
         }
-        let here = context.volumes.size_here(remote);
+        let here = context.content.volumes.size_here(remote);
         if sizes.shared && here.is_none() {
             note(context, resolved, sizes.claim).await;
         }
@@ -63,7 +63,12 @@ pub(super) async fn volumes(context: &WorkerContext, pod: &Pod, sources: &Source
 }
 
 async fn note(context: &WorkerContext, resolved: &Resolved, bytes: u64) {
-    if let Err(error) = context.volumes.note_size(&resolved.remote, bytes).await {
+    if let Err(error) = context
+        .content
+        .volumes
+        .note_size(&resolved.remote, bytes)
+        .await
+    {
         warn!(%error, volume = resolved.remote.name, "cannot record the size of a volume");
     }
 }
@@ -81,12 +86,12 @@ struct One<'a> {
 impl One<'_> {
     /// Grows it and tells the claim, if it is this node that tells it.
     async fn grow(&self, growth: Growth) -> Result<(), ObjectError> {
-        let (objects, (namespace, claim)) = (&self.context.objects, self.claim);
+        let (objects, (namespace, claim)) = (&self.context.content.objects, self.claim);
         if growth.turn == Some(Turn::Pending) {
             objects.claim_grows(namespace, claim).await?;
         }
         let (uid, resolved) = (self.pod.uid(), Arc::clone(self.resolved));
-        let volumes = &self.context.volumes;
+        let volumes = &self.context.content.volumes;
         let growing = volumes.expand(&uid, self.name, resolved, growth.bytes);
         match tokio::time::timeout(PATIENCE, growing).await {
             Ok(Ok(Some(_))) => {}

@@ -86,6 +86,7 @@ pub(super) async fn mounts(
             continue;
         };
         let image = context
+            .content
             .images
             .ensure_volume(
                 pod,
@@ -102,7 +103,10 @@ pub(super) async fn mounts(
                 retry_at: error.retry_at,
                 told: true,
             })?;
-        context.volume_images.set(&pod.uid(), &volume.name, &image);
+        context
+            .content
+            .volume_images
+            .set(&pod.uid(), &volume.name, &image);
         for mount in mounts_of(container, &volume.name) {
             let named = source.reference.as_deref().unwrap_or_default();
             all.push((mount_of(mount, &image, named), mount.clone()));

@@ -42,7 +42,7 @@ mod terminate;
 mod worker;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -83,60 +83,84 @@ use crate::types::runtime::PodStatus;
 use crate::types::{Clock, EventRecorder, PodExt, PodSource, PodSyncType, PodUid, blocking};
 use crate::volumemanager::VolumeManager;
 
-/// Everything a worker needs to act.
+/// Everything a worker needs to act: what every step needs, and in groups what some need.
 pub struct WorkerContext {
     /// The store.
     pub store: Store,
     /// Time.
     pub clock: Arc<dyn Clock>,
+    /// Where events go.
+    pub recorder: Arc<dyn EventRecorder>,
+    /// Metrics.
+    pub metrics: Metrics,
     /// The runtime.
     pub cri: CriClient,
+    /// Facts of the node that container configurations depend on.
+    pub node: NodeContext,
     /// Pod cache and relist requests.
     pub pleg: PlegHandle,
-    /// Statuses.
-    pub status: StatusManager,
+    /// Network readiness.
+    pub runtime_state: RuntimeState,
+    /// For steps that prepare a pod and create its containers.
+    pub content: Content,
+    /// For steps that give a pod its share of the node, or take it back.
+    pub resources: Resources,
+    /// For steps that report the status of a pod.
+    pub reports: Reports,
+    /// For the choice of the next step.
+    pub schedule: Schedule,
+}
+
+/// Content of containers: images, volumes, and the objects that pods refer to.
+pub struct Content {
     /// Images.
     pub images: Arc<ImageManager>,
     /// Volumes.
     pub volumes: VolumeManager,
-    /// Devices of device plugins.
-    pub devices: DeviceManager,
-    /// Resource claims.
-    pub claims: DraManager,
     /// API objects that pods refer to.
     pub objects: Objects,
     /// This node's object.
     pub node_object: NodeObject,
+    /// What volumes of kind `image` stand for.
+    pub volume_images: mounts::VolumeImages,
+}
+
+/// Resources of the node that pods have for themselves.
+pub struct Resources {
     /// Cgroups.
     pub cgroups: Arc<CgroupManager>,
     /// CPUs and NUMA nodes that containers have for themselves.
     pub pinning: Pinning,
-    /// Facts of the node that container configurations depend on.
-    pub node: NodeContext,
-    /// Recorder of events.
-    pub recorder: Arc<dyn EventRecorder>,
+    /// Devices of device plugins.
+    pub devices: DeviceManager,
+    /// Resource claims.
+    pub claims: DraManager,
+}
+
+/// Sources of a pod's status, and its destination.
+pub struct Reports {
+    /// Statuses.
+    pub status: StatusManager,
     /// Reasons why containers are not running.
     pub reasons: ReasonCache,
-    /// Events that may end back-offs early.
-    pub causes: Causes,
-    /// Images that volumes of kind `image` refer to, and their mounts.
-    pub volume_images: mounts::VolumeImages,
-    /// Network readiness.
-    pub runtime_state: RuntimeState,
-    /// Due times.
-    pub queue: WorkQueue,
-    /// Metrics.
-    pub metrics: Metrics,
+    /// Probes.
+    pub prober: Prober,
     /// The runtime's name, prefix of container IDs in statuses.
     pub runtime_name: String,
     /// Longest crash back-off.
     pub backoff_max: Duration,
-    /// Longest time between two syncs of a pod, before jitter: `syncFrequency`.
-    pub resync: Duration,
+}
+
+/// Times and turns of workers.
+pub struct Schedule {
+    /// Due times.
+    pub queue: WorkQueue,
     /// Limits how many pods start at a time.
     pub starts: StartGate,
-    /// Probes.
-    pub prober: Prober,
+    /// Events that may end back-offs early.
+    pub causes: Causes,
+    /// Longest time between two syncs of a pod, before jitter: `syncFrequency`.
+    pub resync: Duration,
     /// The store's epoch; pods it has not confirmed do not start.
     pub epoch: EpochRecord,
 }
@@ -147,7 +171,7 @@ impl WorkerContext {
         &self,
         work: impl FnOnce(&CgroupManager) -> Result<T, CgroupError> + Send + 'static,
     ) -> Result<T, CgroupError> {
-        let cgroups = Arc::clone(&self.cgroups);
+        let cgroups = Arc::clone(&self.resources.cgroups);
         match blocking::run(move || work(&cgroups)).await {
             Ok(result) => result,
             Err(error) => match error.try_into_panic() {
@@ -171,48 +195,46 @@ impl WorkerContext {
 
 /// A worker as the others see it.
 struct Handle {
-    worker: Worker,
-    /// Cancels the step in flight.
-    cancel: CancellationToken,
-    /// Cancels the step in flight unless it stops something already.
-    interrupt: CancellationToken,
+    /// The job of a step that begins now.
+    job: Job,
     notify: Arc<Notify>,
-    /// End of the last step that changed the runtime: a look at it must be younger.
-    acted: Option<Instant>,
-    /// First sight, for the start latency.
-    seen: Instant,
 }
 
 impl Handle {
     fn new(worker: Worker, acted: Option<Instant>) -> Self {
         Self {
-            worker,
-            cancel: CancellationToken::new(),
-            interrupt: CancellationToken::new(),
+            job: Job {
+                worker,
+                cancel: CancellationToken::new(),
+                interrupt: CancellationToken::new(),
+                stopping: Arc::default(),
+                acted,
+                seen: Instant::now(),
+            },
             notify: Arc::new(Notify::new()),
-            acted,
-            seen: Instant::now(),
         }
     }
 
-    /// Returns the input of a step that begins now.
-    fn job(&self) -> Job {
-        Job {
-            worker: self.worker.clone(),
-            cancel: self.cancel.clone(),
-            interrupt: self.interrupt.clone(),
-            stopping: Arc::default(),
-            acted: self.acted,
-            seen: self.seen,
-        }
+    /// Begins a step, which can be cancelled and interrupted by itself.
+    fn begin(&mut self) -> Job {
+        self.job.cancel = CancellationToken::new();
+        self.job.interrupt = CancellationToken::new();
+        self.job.stopping = Arc::default();
+        self.job.clone()
     }
 }
 
 impl Deref for Handle {
-    type Target = Worker;
+    type Target = Job;
 
-    fn deref(&self) -> &Worker {
-        &self.worker
+    fn deref(&self) -> &Job {
+        &self.job
+    }
+}
+
+impl DerefMut for Handle {
+    fn deref_mut(&mut self) -> &mut Job {
+        &mut self.job
     }
 }
 
@@ -220,11 +242,15 @@ impl Deref for Handle {
 #[derive(Clone)]
 struct Job {
     worker: Worker,
+    /// Cancels the step in flight.
     cancel: CancellationToken,
+    /// Cancels the step in flight unless it stops something already.
     interrupt: CancellationToken,
     /// Held while something of the pod is stopped.
     stopping: Arc<tokio::sync::Mutex<()>>,
+    /// End of the last step that changed the runtime: a look at it must be younger.
     acted: Option<Instant>,
+    /// First sight, for the start latency.
     seen: Instant,
 }
 
@@ -372,7 +398,7 @@ impl PodWorkers {
     pub fn object_changed(&self, change: Option<&ObjectChange>) {
         // What volumes lead to is in no pod's spec.
         let led: HashSet<PodUid> = change.map_or_else(HashSet::new, |change| {
-            let pods = self.0.context.objects.pods_referring(change);
+            let pods = self.0.context.content.objects.pods_referring(change);
             pods.into_iter().collect()
         });
         let cause = self.configuration(change);
@@ -385,7 +411,11 @@ impl PodWorkers {
                 });
             if wake {
                 if let Some(cause) = &cause {
-                    self.0.context.causes.happened_to(uid, cause.clone());
+                    self.0
+                        .context
+                        .schedule
+                        .causes
+                        .happened_to(uid, cause.clone());
                 }
                 handle.worker.pending = true;
                 handle.notify.notify_one();
@@ -442,7 +472,7 @@ impl PodWorkers {
         wake_name(&mut handles, &full_name);
         drop(handles);
         if is_static {
-            self.0.context.status.wake_mirrors();
+            self.0.context.reports.status.wake_mirrors();
         }
     }
 
@@ -454,7 +484,7 @@ impl PodWorkers {
             wake_name(&mut handles, &handle.record.full_name);
         }
         drop(handles);
-        self.0.context.status.forget(uid);
+        self.0.context.reports.status.forget(uid);
         self.mark_moved();
         let forgotten = self.0.forgotten.lock();
         forgotten
@@ -462,7 +492,7 @@ impl PodWorkers {
             .push(uid.clone());
         self.0.forgot.notify_one();
         if removed.is_some_and(|handle| handle.source.is_static()) {
-            self.0.context.status.wake_mirrors();
+            self.0.context.reports.status.wake_mirrors();
         }
     }
 

@@ -62,7 +62,7 @@ pub(super) async fn prepare(
             index,
             path,
         };
-        let at = context.volumes.sub_path(&uid, part).await;
+        let at = context.content.volumes.sub_path(&uid, part).await;
         let at = at.map_err(|error| match std::error::Error::source(&error) {
             Some(cause) => format!("{error}: {cause}"),
             None => error.to_string(),
@@ -90,6 +90,7 @@ async fn look_at_host_paths(
             _ => continue,
         };
         context
+            .content
             .volumes
             .look_at_host_path(&uid, &mount.name, path, type_)
             .await

@@ -36,8 +36,11 @@ pub(super) fn confine(
     container: &str,
     config: &mut ContainerConfig,
 ) -> (CpuSet, CpuSet) {
-    let told = context.pinning.allowed(&job.uid, container);
-    let is_exclusive = context.pinning.has_cpus(&job.uid, Some(container));
+    let told = context.resources.pinning.allowed(&job.uid, container);
+    let is_exclusive = context
+        .resources
+        .pinning
+        .has_cpus(&job.uid, Some(container));
     if !told.0.is_empty() || !told.1.is_empty() {
         let linux = config.message.linux.get_or_insert_default();
         let resources = linux.resources.get_or_insert_default();
@@ -56,7 +59,7 @@ pub(super) fn quota_of_sandbox(
     job: &Job,
     mut config: v1::PodSandboxConfig,
 ) -> v1::PodSandboxConfig {
-    if context.pinning.has_cpus(&job.uid, None)
+    if context.resources.pinning.has_cpus(&job.uid, None)
         && let Some(linux) = &mut config.linux
         && let Some(resources) = &mut linux.resources
     {
@@ -74,7 +77,7 @@ pub(super) fn started(
     container: &str,
     id: &ContainerId,
 ) -> Transaction {
-    let pinning = &context.pinning;
+    let pinning = &context.resources.pinning;
     let key = child_key(&job.uid, container);
     let transaction = Transaction::new();
     let known = state.record::<CpusetRecord>(&key);
@@ -109,7 +112,7 @@ pub(super) async fn before_start(
     container: &str,
     id: &ContainerId,
 ) {
-    let pinning = &context.pinning;
+    let pinning = &context.resources.pinning;
     if pinning.settings().cpus.is_none() {
         return;
     }
@@ -151,7 +154,7 @@ async fn tell(context: &WorkerContext, due: &Update) {
 
 /// Tells one container its CPUs when no other call does. May be cancelled at any time: the record has all that it may use.
 async fn tell_in_turn(context: &WorkerContext, due: &Update) -> Result<(), CommitError> {
-    let pinning = &context.pinning;
+    let pinning = &context.resources.pinning;
     let turn = pinning.turn(&due.id);
     let _turn = turn.lock().await;
     let Some(update) = claim(context, &due.id).await? else {
@@ -191,7 +194,7 @@ async fn tell_in_turn(context: &WorkerContext, due: &Update) -> Result<(), Commi
 /// Decides once more when that is recorded: whoever gets CPUs for itself later finds the record and has the container
 /// leave them.
 async fn claim(context: &WorkerContext, id: &ContainerId) -> Result<Option<Update>, CommitError> {
-    let pinning = &context.pinning;
+    let pinning = &context.resources.pinning;
     loop {
         let (state, assigned) = pinning.current();
         let due = updates(&state, pinning.settings(), &assigned, &pinning.confirmed());
@@ -247,7 +250,7 @@ fn message(context: &WorkerContext, update: &Update) -> v1::LinuxContainerResour
 
 /// Deletes the record of a removed container.
 async fn forget(context: &WorkerContext, update: &Update) {
-    context.pinning.set_confirmed(&update.id, None);
+    context.resources.pinning.set_confirmed(&update.id, None);
     let state = context.store.snapshot();
     let key = child_key(&update.pod, &update.container);
     let told = state.record::<CpusetRecord>(&key);
@@ -272,7 +275,7 @@ async fn record(context: &WorkerContext, update: &Update) -> Result<(), CommitEr
         return Ok(());
     };
     let mut record = known.clone();
-    record.cpus = match context.pinning.settings().cpus {
+    record.cpus = match context.resources.pinning.settings().cpus {
         Some(_) => update.cpus.clone(),
         // It has all again, and nobody tells it any.
         None => CpuSet::new(),
@@ -293,7 +296,7 @@ async fn record(context: &WorkerContext, update: &Update) -> Result<(), CommitEr
 /// policy `none` only while one has CPUs that an earlier policy told it.
 pub async fn reconcile(workers: PodWorkers, period: Duration, stop: CancellationToken) {
     let context = workers.context();
-    let pinning = &context.pinning;
+    let pinning = &context.resources.pinning;
     loop {
         let (state, assigned) = pinning.current();
         if !is_telling(&state, pinning.settings()) {

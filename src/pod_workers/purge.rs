@@ -43,21 +43,22 @@ pub(super) async fn purge(context: &WorkerContext, job: &Job) -> Result<(), Step
         context.pleg.request(uid);
     }
     claims::unprepare(context, uid).await?;
-    context.volumes.unmount(uid).await?;
-    context.volume_images.remove(uid);
-    context.objects.unregister(uid);
+    context.content.volumes.unmount(uid).await?;
+    context.content.volume_images.remove(uid);
+    context.content.objects.unregister(uid);
     context
+        .content
         .images
         .forget_pod(&context.store, uid)
         .await
         .map_err(StepError::from)?;
-    context.prober.remove_pod(uid);
-    context.devices.forget(uid);
+    context.reports.prober.remove_pod(uid);
+    context.resources.devices.forget(uid);
     let pod = uid.clone();
     context
         .with_cgroups(move |cgroups| cgroups.destroy(&pod))
         .await?;
-    context.volumes.remove_pod_dirs(uid).await?;
+    context.content.volumes.remove_pod_dirs(uid).await?;
     let (pod, of) = (Arc::clone(&job.pod), uid.clone());
     logs::beside(&context.node, move |node| {
         logs::remove_pod_logs(node, pod.namespace(), pod.name(), &of)

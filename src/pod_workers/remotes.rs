@@ -48,10 +48,10 @@ pub(super) struct Asker<'a> {
 impl<'a> Asker<'a> {
     pub(super) fn of(context: &'a WorkerContext) -> Self {
         Self {
-            objects: &context.objects,
+            objects: &context.content.objects,
             store: &context.store,
             clock: &*context.clock,
-            node_object: &context.node_object,
+            node_object: &context.content.node_object,
             node_name: &context.node.node_name,
             node: &context.node,
             mounted: false,

@@ -201,7 +201,7 @@ async fn put_in_force(
         resize::is_pod_unconfirmed(actuated) || changes.iter().any(Change::is_unconfirmed);
     notify_sandbox(context, pod, status).await;
     fail::fail_point!("pod_workers::resize::after_sandbox");
-    let cgroups = &context.cgroups;
+    let cgroups = &context.resources.cgroups;
     // What is changed below is the difference to what was in force before.
     if let Err(error) = cgroups.adopt(&before) {
         return Ok(Err(causes(&error)));
@@ -270,7 +270,7 @@ async fn notify_sandbox(context: &WorkerContext, pod: &Pod, status: &PodStatus) 
         Ok(found) => found,
         Err(error) => return debug!(%error, "cannot send the resize to the runtime"),
     };
-    if context.pinning.has_cpus(&pod.uid(), None) {
+    if context.resources.pinning.has_cpus(&pod.uid(), None) {
         resources::lift_quota(&mut resources);
     }
     let told = context
@@ -295,7 +295,11 @@ fn linux(
     };
     let mut wanted = resources::container_linux_resources(pod, container, &context.node)
         .map_err(|error| error.to_string())?;
-    if context.pinning.has_cpus(&pod.uid(), Some(&change.name)) {
+    if context
+        .resources
+        .pinning
+        .has_cpus(&pod.uid(), Some(&change.name))
+    {
         resources::lift_quota(&mut wanted);
     }
     // Not part of a resize, and set when the container was made.

@@ -38,7 +38,7 @@ pub(super) async fn environment(
 ) -> Sources {
     let mut sources = find(context, pod, References::of_environment(container)).await;
     sources.services = services(context, pod).await;
-    sources.files = (context.volumes)
+    sources.files = (context.content.volumes)
         .env_files(&pod.uid(), container, volumes)
         .await;
     sources
@@ -49,7 +49,7 @@ pub(super) async fn pull_secrets(context: &WorkerContext, pod: &Pod) -> PullSecr
     let mut all = PullSecrets::default();
     for reference in pod.spec_ref().image_pull_secrets.iter().flatten() {
         let name = &reference.name;
-        match context.objects.secret(pod.namespace(), name).await {
+        match context.content.objects.secret(pod.namespace(), name).await {
             Ok(Some(secret)) => all.found.push(secret),
             Ok(None) => all.missing.push(name.clone()),
             Err(error) => {
@@ -70,7 +70,7 @@ pub(super) async fn runtime_handler(context: &WorkerContext, pod: &Pod) -> Resul
     let Some(name) = class.filter(|name| !name.is_empty()) else {
         return Ok(String::new());
     };
-    match context.objects.runtime_class(name).await {
+    match context.content.objects.runtime_class(name).await {
         Ok(Some(class)) => Ok(class.handler.clone()),
         Ok(None) => Err(format!(
             "RuntimeClass \"{name}\" not found; create it, or correct spec.runtimeClassName"
@@ -80,7 +80,7 @@ pub(super) async fn runtime_handler(context: &WorkerContext, pod: &Pod) -> Resul
 }
 
 async fn find(context: &WorkerContext, pod: &Pod, wanted: References) -> Sources {
-    let (objects, namespace) = (&context.objects, pod.namespace());
+    let (objects, namespace) = (&context.content.objects, pod.namespace());
     let config_maps = join_all(wanted.config_maps.into_iter().map(|name| async {
         let found = objects.config_map(namespace, &name).await;
         (name, found.map_err(|e| e.to_string()))
@@ -140,9 +140,9 @@ pub(super) fn token_request(pod: &Pod, wanted: &TokenRef) -> TokenRequestSpec {
 /// A static pod takes what is known and waits for nothing; without an API server there are no services.
 async fn services(context: &WorkerContext, pod: &Pod) -> Option<Vec<Arc<Service>>> {
     let found = if pod.is_static() {
-        context.objects.services().now_or_never()?
+        context.content.objects.services().now_or_never()?
     } else {
-        context.objects.services().await
+        context.content.objects.services().await
     };
     match found {
         Ok(services) => Some(services),
@@ -156,7 +156,7 @@ async fn services(context: &WorkerContext, pod: &Pod) -> Option<Vec<Arc<Service>
 
 /// Returns the node's allocatable resources, or the machine's capacity until the node object has some.
 fn allocatable(context: &WorkerContext) -> BTreeMap<String, Quantity> {
-    let node = context.node_object.get();
+    let node = context.content.node_object.get();
     let told = node
         .as_ref()
         .and_then(|n| n.status.as_ref())

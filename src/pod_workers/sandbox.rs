@@ -34,14 +34,14 @@ pub(super) async fn report_sandbox(
     job: &Job,
     ips: &[String],
 ) -> Result<(), StepError> {
-    let told = context.status.get(&job.uid);
+    let told = context.reports.status.get(&job.uid);
     let (host_ips, now) = (context.node.addresses.reported(), context.clock.now());
     let ready = told.and_then(|told| {
         pod_status::sandbox_became_ready(&job.pod, &told.status, ips, &host_ips, now)
     });
     if let Some(status) = ready {
         let mode = CommitMode::Normal;
-        context.status.set(&job.pod, status, mode).await?;
+        context.reports.status.set(&job.pod, status, mode).await?;
     }
     Ok(())
 }
@@ -132,7 +132,7 @@ pub(super) async fn sandbox(
             context.recorder.record(event);
         }
     }
-    let parent = context.cgroups.pod_cgroup_parent(pod)?;
+    let parent = context.resources.cgroups.pod_cgroup_parent(pod)?;
     let built = sandbox_config::build(pod, attempt, &parent, dns, &context.node);
     let built = built.map(|config| pinning::quota_of_sandbox(context, job, config));
     if let (None, Some(id)) = (actions.create_sandbox, &actions.sandbox_id) {
@@ -187,8 +187,8 @@ async fn run_sandbox(
     config
         .annotations
         .insert(labels::SANDBOX_BOOT.to_owned(), boot);
-    context.images.first_round(&context.store).await;
-    context.images.sandbox_image_repaired().await;
+    context.content.images.first_round(&context.store).await;
+    context.content.images.sandbox_image_repaired().await;
     let begun = Instant::now();
     let made = context.cri.run_pod_sandbox(config.clone(), &handler).await;
     context
@@ -207,6 +207,7 @@ async fn run_sandbox(
             sandbox_failed(context, pod, &error);
             let (cri, store, recorder) = (&context.cri, &context.store, &*context.recorder);
             context
+                .content
                 .images
                 .sandbox_failed(pod, &error.message, cri, store, recorder)
                 .await?;

@@ -208,7 +208,7 @@ pub(super) async fn unmount_shown(
     if !shows_mounts_to_node(container) || !is_path_component(&container.name) {
         return;
     }
-    let volumes = &context.volumes;
+    let volumes = &context.content.volumes;
     let own = volumes.unmount_shown_files(&job.uid, &container.name).await;
     let shared = match others_show(&job.pod, container, status) {
         true => Ok(()),
@@ -388,7 +388,7 @@ pub(super) async fn post_start(
         recorder: &*context.recorder,
         permit: &permit,
         clock: &*context.clock,
-        pace: context.volumes.pace(),
+        pace: context.content.volumes.pace(),
     };
     let victim = running(name, id, attempt);
     let grace = kill::grace_of(pod, None);

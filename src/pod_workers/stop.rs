@@ -49,7 +49,7 @@ pub(super) async fn kill_what_must_go(
         recorder: &*context.recorder,
         permit: &permit,
         clock: &*context.clock,
-        pace: context.volumes.pace(),
+        pace: context.content.volumes.pace(),
     };
     if actions.kill_pod.is_some() {
         return Ok(killer.pod(condemned, kill::grace_of(pod, None)).await?);

@@ -42,7 +42,7 @@ pub(super) async fn sync_pod(
         return reject(context, job, &reason, &message).await;
     }
     if !job.pod.is_static() {
-        context.objects.register(&job.pod);
+        context.content.objects.register(&job.pod);
     }
     let allocated = resize::as_allocated(context, job);
     let job = allocated.as_ref().unwrap_or(job);
@@ -55,13 +55,17 @@ pub(super) async fn sync_pod(
     observe_probes(context, job, status);
     // What a probe or the deadline wants stopped waits for nothing else.
     let too_long = deadline::exceeded(&job.pod, job.record.started, now);
-    let urgent = too_long || !context.prober.failures(&job.pod, status).is_empty();
+    let urgent = too_long || !context.reports.prober.failures(&job.pod, status).is_empty();
     let restarts = match urgent {
         true => Vec::new(),
         false => resize::actuate(context, job, status).await?,
     };
     // What its cgroup is to have is remembered from here on, also of a pod that was resumed.
-    context.cgroups.adopt(&job.pod).map_err(StepError::from)?;
+    context
+        .resources
+        .cgroups
+        .adopt(&job.pod)
+        .map_err(StepError::from)?;
 
     // A probe's victim goes first. Until the source has confirmed the pod nothing starts, so nothing restarts either.
     if !urgent && job.confirmed {
@@ -72,7 +76,7 @@ pub(super) async fn sync_pod(
     let api_status = api_status(context, job, &state, status, Stage::Syncing, times);
     let terminal = pod_status::is_terminal(&api_status) || too_long;
     let backing_off = {
-        let told = context.status.get(uid);
+        let told = context.reports.status.get(uid);
         if too_long {
             tell_deadline(context, job, told.as_ref().map(|r| &*r.status));
         }
@@ -85,6 +89,7 @@ pub(super) async fn sync_pod(
         CommitMode::Normal
     };
     context
+        .reports
         .status
         .set(&job.pod, api_status, mode)
         .await
@@ -104,22 +109,8 @@ pub(super) async fn sync_pod(
         false => devices::outdated(context, &job.pod, status).await?,
     };
     let outdated = resize::outdated(status, &[&restarts[..], &replaced].concat());
-    let mut actions = {
-        let status = outdated.as_ref().unwrap_or(status);
-        let probe_failures = context.prober.failures(&job.pod, status);
-        let probes = context.prober.views(&job.pod, status);
-        let records = Records::of(&state, uid);
-        pod_actions::compute(&PodActionInput {
-            pod: &job.pod,
-            status,
-            records: &records,
-            probe_failures: &probe_failures,
-            probes: &probes,
-            listed_at,
-            now,
-            backoff_max: context.backoff_max,
-        })
-    };
+    let shown = outdated.as_ref().unwrap_or(status);
+    let mut actions = decide(context, job, &state, shown, times);
     resize::explain(&mut actions, &restarts);
     devices::explain(&mut actions, &replaced);
     if !job.confirmed {
@@ -133,6 +124,27 @@ pub(super) async fn sync_pod(
         });
     }
     act(context, job, status, actions, urgent, now).await
+}
+
+/// Decides which containers are stopped and started.
+fn decide(
+    context: &WorkerContext,
+    job: &Job,
+    state: &State,
+    status: &PodStatus,
+    Times { listed_at, now }: Times,
+) -> PodActions {
+    let reports = &context.reports;
+    pod_actions::compute(&PodActionInput {
+        pod: &job.pod,
+        status,
+        records: &Records::of(state, &job.uid),
+        probe_failures: &reports.prober.failures(&job.pod, status),
+        probes: &reports.prober.views(&job.pod, status),
+        listed_at,
+        now,
+        backoff_max: reports.backoff_max,
+    })
 }
 
 /// Stops and starts the containers that `actions` name. What is urgent to stop waits for nothing.
@@ -178,7 +190,7 @@ async fn act(
                 .await
                 .map_err(having_acted)
         };
-        context.starts.pass(turn).await?
+        context.schedule.starts.pass(turn).await?
     } else {
         execute::execute(context, job, status, &actions, &BTreeMap::new())
             .await
@@ -245,11 +257,14 @@ async fn reject(
     reason: &str,
     message: &str,
 ) -> Result<StepOutcome, StepFailure> {
-    let previous = context.status.get(&job.uid);
+    let previous = context.reports.status.get(&job.uid);
     let previous = previous.as_ref().map(|r| &*r.status);
     let now = context.clock.now();
     let status = pod_status::rejected(&job.pod, previous, reason, message, now);
-    let set = context.status.set(&job.pod, status, CommitMode::Normal);
+    let set = context
+        .reports
+        .status
+        .set(&job.pod, status, CommitMode::Normal);
     set.await.map_err(StepError::from)?;
     Ok(StepOutcome::done(false))
 }
@@ -323,13 +338,14 @@ async fn refresh_volumes(
     status: &PodStatus,
 ) -> Result<(), StepError> {
     let wanted =
-        VolumeManager::wants_refresh(&job.pod) || context.volumes.wants_republish(&job.uid);
+        VolumeManager::wants_refresh(&job.pod) || context.content.volumes.wants_republish(&job.uid);
     if !status.any_running() || !(wanted || grow::may(&job.pod)) {
         return Ok(());
     }
     let sources = resolve::volumes(context, &job.pod).await;
     grow::volumes(context, &job.pod, &sources).await;
     let refreshed = context
+        .content
         .volumes
         .refresh(&job.pod, &sources, &*context.recorder);
     match refreshed.await {
@@ -415,7 +431,7 @@ fn finish(
             failure.reason, failure.message
         ))
     });
-    context.reasons.set(&job.uid, failures);
+    context.reports.reasons.set(&job.uid, failures);
     if actions.look_again {
         // Nothing may change in the runtime that would bring the pod back here, and a back-off of another container is
         // no reason to wait.
@@ -448,9 +464,9 @@ fn finish(
 
 /// Lets the prober know what runs.
 pub(super) fn observe_probes(context: &WorkerContext, job: &Job, status: &PodStatus) {
-    let told = context.status.get(&job.uid);
+    let told = context.reports.status.get(&job.uid);
     let told = told.as_ref().map(|r| &*r.status);
-    context.prober.observe(&job.pod, status, told);
+    context.reports.prober.observe(&job.pod, status, told);
 }
 
 /// Reason and message of a pod that was refused at first sight.
@@ -483,7 +499,7 @@ pub(super) async fn record_exits(
     // What is stopped is stopped with or without a store, and nothing that ended beside it holds that up.
     let stops = job.record.phase != WorkerPhase::Sync
         || deadline::exceeded(&job.pod, job.record.started, now)
-        || !context.prober.failures(&job.pod, status).is_empty();
+        || !context.reports.prober.failures(&job.pod, status).is_empty();
     if stops {
         context.store.commit_or_hold(exits).await?;
     } else {
@@ -511,6 +527,7 @@ pub(super) fn api_status(
     use crate::core::state::TerminationCause;
     let records = Records::of(state, &job.uid);
     let reasons = context
+        .reports
         .reasons
         .get(&job.uid)
         .into_iter()
@@ -534,21 +551,21 @@ pub(super) fn api_status(
         records: &records,
         previous: previous.map(|r| &*r.status),
         reasons: &reasons,
-        probes: &context.prober.views(&job.pod, status),
+        probes: &context.reports.prober.views(&job.pod, status),
         resize: &resize::view(state, job, status),
         recursive_read_only: mounts::mounts_recursively(context, &job.pod),
-        volume_images: &context.volume_images.of(&job.uid),
+        volume_images: &context.content.volume_images.of(&job.uid),
         host_ips: &context.node.addresses.reported(),
-        runtime_name: &context.runtime_name,
+        runtime_name: &context.reports.runtime_name,
         stage,
         evicted,
         deadline_exceeded: deadline::exceeded(&job.pod, job.record.started, now),
         listed_at,
         now,
-        backoff_max: context.backoff_max,
+        backoff_max: context.reports.backoff_max,
     });
-    context.devices.report(&job.pod, &mut generated);
-    context.claims.report(&job.pod, &mut generated);
+    context.resources.devices.report(&job.pod, &mut generated);
+    context.resources.claims.report(&job.pod, &mut generated);
     generated
 }
 

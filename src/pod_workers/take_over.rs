@@ -83,7 +83,7 @@ async fn look(
     said: &mut Said,
 ) -> Result<bool, VolumeError> {
     let context = workers.context();
-    let volumes = &context.volumes;
+    let volumes = &context.content.volumes;
     let traces = volumes.traces().await?;
     if traces.is_empty() {
         volumes.know(Known::All { strays: false });
@@ -167,7 +167,7 @@ fn owner(workers: &PodWorkers, ready: &SourcesReady, uid: &PodUid) -> Owner {
 async fn of_pod(context: &WorkerContext, pod: &Pod) -> Result<bool, VolumeError> {
     let uid = pod.uid();
     if !pod.is_static() {
-        context.objects.register(pod);
+        context.content.objects.register(pod);
     }
     let asker = Asker {
         mounted: true,
@@ -183,7 +183,11 @@ async fn of_pod(context: &WorkerContext, pod: &Pod) -> Result<bool, VolumeError>
             // There is nothing of it on disk.
             Ok(remote) if matches!(remote.source, Source::HostPath { .. }) => {}
             Ok(remote) => {
-                context.volumes.take_over(&uid, &volume, &remote).await?;
+                context
+                    .content
+                    .volumes
+                    .take_over(&uid, &volume, &remote)
+                    .await?;
             }
             Err(why) => {
                 tracing::debug!(pod = %uid, volume, why, "cannot identify a volume yet");

@@ -33,7 +33,7 @@ pub(super) async fn sync_terminating(
     let before = inspect(context, job, *deadline).await?;
     if !job.record.runtime_only {
         observe_probes(context, job, &before);
-        context.prober.stop_liveness_and_startup(&job.uid);
+        context.reports.prober.stop_liveness_and_startup(&job.uid);
     }
     report(context, job, &before, Stage::Terminating).await?;
     let grace = deadline.until(context.clock.now());
@@ -43,7 +43,7 @@ pub(super) async fn sync_terminating(
         recorder: &*context.recorder,
         permit,
         clock: &*context.clock,
-        pace: context.volumes.pace(),
+        pace: context.content.volumes.pace(),
     };
     let node_ip = [context.node.addresses.reachable().to_string()];
     let condemned = Condemned {
@@ -68,7 +68,7 @@ pub(super) async fn sync_terminating(
         .await
         .map_err(having_acted)?;
     report(context, job, &after, Stage::Terminated).await?;
-    context.prober.remove_pod(&job.uid);
+    context.reports.prober.remove_pod(&job.uid);
     Ok(StepOutcome::done(true))
 }
 
@@ -79,6 +79,7 @@ pub(super) async fn sync_terminated(
     let uid = &job.uid;
     fail::fail_point!("pod_workers::terminated::before_cleanup");
     context
+        .content
         .volumes
         .unmount(uid)
         .await
@@ -106,16 +107,17 @@ pub(super) async fn sync_terminated(
             _ => api_status(context, job, &state, status, stage, times),
         };
         context
+            .reports
             .status
             .terminate(&job.pod, final_status, CommitMode::Stop)
             .await
             .map_err(StepError::from)?;
     }
     context.runtime_state.set_not_listed(uid, false);
-    context.reasons.remove(uid);
-    context.volume_images.remove(uid);
-    context.objects.unregister(uid);
-    context.prober.remove_pod(uid);
+    context.reports.reasons.remove(uid);
+    context.content.volume_images.remove(uid);
+    context.content.objects.unregister(uid);
+    context.reports.prober.remove_pod(uid);
     Ok(StepOutcome::done(false))
 }
 
@@ -141,7 +143,7 @@ pub(super) async fn stop_left_running(
             recorder: &*context.recorder,
             permit,
             clock: &*context.clock,
-            pace: context.volumes.pace(),
+            pace: context.content.volumes.pace(),
         };
         let node_ip = [context.node.addresses.reachable().to_string()];
         let condemned = Condemned {
@@ -202,6 +204,7 @@ async fn report(
     };
     let api_status = api_status(context, job, &state, status, stage, times);
     context
+        .reports
         .status
         .set(&job.pod, api_status, CommitMode::Stop)
         .await?;

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, info, info_span, warn};
 
 use super::execute::StepError;
@@ -82,7 +81,7 @@ fn take(workers: &PodWorkers, uid: &PodUid) -> Option<Job> {
     let handle = handles.get_mut(uid)?;
     if waits {
         handle.worker.pending = false;
-        let queue = &workers.0.context.queue;
+        let queue = &workers.0.context.schedule.queue;
         queue.enqueue(
             uid,
             now,
@@ -97,9 +96,7 @@ fn take(workers: &PodWorkers, uid: &PodUid) -> Option<Job> {
             .pod_worker_start_duration
             .observe(handle.seen.elapsed().as_secs_f64());
     }
-    handle.cancel = CancellationToken::new();
-    handle.interrupt = CancellationToken::new();
-    Some(handle.job())
+    Some(handle.begin())
 }
 
 async fn step(workers: &PodWorkers, job: Job) -> Next {
@@ -126,7 +123,7 @@ async fn step(workers: &PodWorkers, job: Job) -> Next {
     };
     if matches!(job.record.phase, WorkerPhase::Finished { .. }) {
         // Nothing is due any more; the store was told with the phase.
-        context.queue.remove(&job.uid);
+        context.schedule.queue.remove(&job.uid);
         workers.pod_finished(&job.uid);
         if let Some(permit) = &permit {
             stop_left_running(context, &job, permit).await;
@@ -177,7 +174,10 @@ async fn step(workers: &PodWorkers, job: Job) -> Next {
         .observe(start.elapsed().as_secs_f64());
     match result {
         Ok(outcome) => {
-            context.causes.note(&job.pod, outcome.requeue, None);
+            context
+                .schedule
+                .causes
+                .note(&job.pod, outcome.requeue, None);
             failures::over(context, &job.uid);
             if outcome.acted {
                 mark_acted(workers, &job.uid);
@@ -185,7 +185,7 @@ async fn step(workers: &PodWorkers, job: Job) -> Next {
             advance(workers, &job, outcome.done);
             if !outcome.done {
                 let jitter = rand::random::<f64>();
-                let (now, resync) = (context.clock.now(), context.resync);
+                let (now, resync) = (context.clock.now(), context.schedule.resync);
                 let delay = requeue_delay(outcome.requeue, now, resync, jitter);
                 requeue_in_time(workers, &job, delay, "periodic sync");
             }
@@ -202,7 +202,10 @@ fn failed(workers: &PodWorkers, job: &Job, failure: &StepFailure) {
         StepError::Volume(VolumeError::Remote(failure)) => failure.device.as_deref(),
         _ => None,
     };
-    context.causes.note(&job.pod, failure.requeue, device);
+    context
+        .schedule
+        .causes
+        .note(&job.pod, failure.requeue, device);
     if failure.acted {
         mark_acted(workers, &job.uid);
     }
@@ -213,7 +216,7 @@ fn failed(workers: &PodWorkers, job: &Job, failure: &StepFailure) {
     }
     failures::tell(context, job, failure);
     let (now, jitter) = (context.clock.now(), rand::random::<f64>());
-    let delay = requeue_delay(failure.requeue, now, context.resync, jitter);
+    let delay = requeue_delay(failure.requeue, now, context.schedule.resync, jitter);
     let delay = if matches!(*failure.error, StepError::Stale) {
         Duration::ZERO
     } else {
@@ -295,7 +298,7 @@ fn operation(phase: &WorkerPhase) -> &'static str {
 /// Stops what runs of a pod that is finished. Housekeeping asks for it again as long as something does.
 async fn stop_left_running(context: &WorkerContext, job: &Job, permit: &StopPermit) {
     let (pace, what) = (
-        context.volumes.pace(),
+        context.content.volumes.pace(),
         format!("left running of {}", job.uid),
     );
     match terminate::stop_left_running(context, job, permit).await {
@@ -361,12 +364,8 @@ async fn commit_in_time(
 /// this returns; a phase that stops the pod may be held in memory, and comes with the permit to stop it. `Stale` when the
 /// pod's end got on record, or records of those others changed, meanwhile.
 async fn commit(workers: &PodWorkers, job: &Job) -> Result<Option<StopPermit>, CommitError> {
-    let WorkerContext {
-        store,
-        clock,
-        epoch,
-        ..
-    } = &workers.0.context;
+    let WorkerContext { store, clock, .. } = &workers.0.context;
+    let epoch = &workers.0.context.schedule.epoch;
     let (state, now) = (store.snapshot(), clock.now());
     let record = {
         let handles = job
@@ -389,7 +388,7 @@ async fn commit(workers: &PodWorkers, job: &Job) -> Result<Option<StopPermit>, C
                 .unwrap_or_else(|_| StopDecision::on_record(&job.uid));
             let permit = store.commit_stop(decision).await?;
             if frees {
-                workers.0.context.pinning.settled(&job.uid);
+                workers.0.context.resources.pinning.settled(&job.uid);
             }
             return Ok(Some(permit));
         }
@@ -401,9 +400,9 @@ async fn commit(workers: &PodWorkers, job: &Job) -> Result<Option<StopPermit>, C
         }
         StepRecord::Keep(transaction) if transaction.is_empty() => {}
         StepRecord::Keep(transaction) => {
-            let assigned = workers.0.context.pinning.unrecorded(&job.uid);
+            let assigned = workers.0.context.resources.pinning.unrecorded(&job.uid);
             store.commit(transaction.and(assigned)).await?;
-            workers.0.context.pinning.settled(&job.uid);
+            workers.0.context.resources.pinning.settled(&job.uid);
         }
     }
     preempt::carry_out(workers, job);
@@ -458,7 +457,7 @@ async fn interrupted(
 ) -> impl Future<Output = ()> + Send + use<> {
     job.interrupt.cancelled().await;
     drop(job.stopping.lock().await);
-    context.images.keep_pulls()
+    context.content.images.keep_pulls()
 }
 
 /// Like [`requeue`], but not later than the pod's activeDeadlineSeconds ask for. The time may also have come during
@@ -477,12 +476,18 @@ fn requeue(workers: &PodWorkers, uid: &PodUid, delay: Duration, why: &str) {
         return;
     }
     let context = &workers.0.context;
-    context.queue.enqueue(uid, context.clock.now(), delay, why);
+    context
+        .schedule
+        .queue
+        .enqueue(uid, context.clock.now(), delay, why);
 }
 
 async fn forget(workers: &PodWorkers, job: &Job) -> Next {
     let context = &workers.0.context;
-    let (pace, what) = (context.volumes.pace(), format!("records of {}", job.uid));
+    let (pace, what) = (
+        context.content.volumes.pace(),
+        format!("records of {}", job.uid),
+    );
     if let Err(error) = purge::purge(context, job).await {
         let text = causes(&error);
         if pace.is_due(&what, &text, context.clock.now()) {
@@ -492,15 +497,15 @@ async fn forget(workers: &PodWorkers, job: &Job) -> Next {
         }
         let failure = StepFailure::from(error);
         let (now, jitter) = (context.clock.now(), rand::random::<f64>());
-        let delay = requeue_delay(failure.requeue, now, context.resync, jitter);
+        let delay = requeue_delay(failure.requeue, now, context.schedule.resync, jitter);
         requeue(workers, &job.uid, delay, "purge failed");
         // Keep `forget` set: the next turn tries again.
         return Next::Wait;
     }
     pace.over(&what);
-    context.queue.remove(&job.uid);
-    context.reasons.remove(&job.uid);
-    context.causes.forget(&job.uid);
+    context.schedule.queue.remove(&job.uid);
+    context.reports.reasons.remove(&job.uid);
+    context.schedule.causes.forget(&job.uid);
     failures::over(context, &job.uid);
     workers.remove(&job.uid);
     Next::Gone

@@ -207,7 +207,7 @@ fn report_mended(context: &WorkerContext, mended: &[Mended]) {
     let what = mended.first();
     let reason = what.map(|first| format!("{}/{}", first.path, first.file));
     let reasons: Vec<&str> = reason.iter().map(String::as_str).collect();
-    let pace = context.volumes.pace();
+    let pace = context.content.volumes.pace();
     let due = pace.due("cgroup limits", &reasons, context.clock.now());
     let (Some(first), Some(reason), [true]) = (what, &reason, due.as_slice()) else {
         return;
@@ -278,7 +278,7 @@ pub async fn collect_unused(workers: &PodWorkers, policy: gc::GcPolicy) {
 
 /// Logs what garbage could not be removed and emits an event about it, as often as `of` is due. Upstream: `StartGarbageCollection`.
 fn report_garbage(context: &WorkerContext, of: &str, stayed: &[String]) {
-    let pace = context.volumes.pace();
+    let pace = context.content.volumes.pace();
     let (due, event) = garbage_report(pace, of, stayed, context.clock.now());
     for error in due {
         warn!(error, "cannot remove leftovers of containers");
@@ -441,10 +441,10 @@ impl Janitor {
         keep.extend(self.workers.known().into_keys());
         if complete {
             // The data of a pod that only a source out of reach knows is not its to lose.
-            let errors = context.volumes.cleanup_orphan_dirs(&keep).await;
+            let errors = context.content.volumes.cleanup_orphan_dirs(&keep).await;
             let texts: Vec<String> = errors.iter().map(|error| causes(error)).collect();
             let reasons: Vec<&str> = texts.iter().map(String::as_str).collect();
-            let pace = context.volumes.pace();
+            let pace = context.content.volumes.pace();
             let due = pace.due("orphan directories", &reasons, context.clock.now());
             for (error, _) in texts.iter().zip(due).filter(|(_, is_due)| *is_due) {
                 warn!(error, "cannot remove an orphan pod directory");
@@ -521,7 +521,7 @@ impl Janitor {
             Err(error) => (Vec::new(), vec![error]),
         };
         let failed: Vec<String> = failed.iter().map(|error| causes(error)).collect();
-        let (pace, now) = (context.volumes.pace(), context.clock.now());
+        let (pace, now) = (context.content.volumes.pace(), context.clock.now());
         for path in due(pace, "removed cgroups", &removed, now) {
             warn!(
                 path,
