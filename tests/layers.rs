@@ -644,7 +644,7 @@ const SHOWN_BY_OTHERS: &[(&str, &[&str])] = &[
         &[
             "apiserver::csr::CsrError",
             "apiserver::tunnel::TunnelError",
-            "cm::CgroupError",
+            "cm::error::CgroupError",
             "cm::systemd::SystemdError",
             "events::api::SinkError",
             "nodestatus::error::NodeError",

@@ -13,39 +13,41 @@
 //! except [`CgroupManager::destroy`], which gives killed processes up to a second to go.
 
 mod change;
+mod error;
 mod fs;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
+mod mend;
 mod name;
 pub mod pinning;
 pub mod reserves;
 mod settings;
+mod shared;
 pub mod sysfs;
 pub mod systemd;
+mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
-use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
 
+pub use error::CgroupError;
 pub use fs::CgroupVersion;
+pub use mend::{Mended, Mending};
 pub use name::{CgroupDriver, CgroupName};
 
-use crate::kuberuntime::resources::{self, QosClass, QuantityError};
+use crate::kuberuntime::resources::{self, QosClass};
 use crate::types::cpu_set::CpuSet;
-use crate::types::metrics::{Metrics, OperationLabel};
-use crate::types::{PodExt, PodUid, causes};
+use crate::types::metrics::Metrics;
+use crate::types::{PodExt, PodUid};
 use fs::Hierarchy;
 use pinning::Pinning;
-use settings::{
-    Comparison, Setting, Whole, compare, huge_page_settings, pod_limits, shared_huge_page_settings,
-};
-use systemd::{Systemd, SystemdError};
+use settings::{Comparison, Whole, huge_page_settings, pod_limits};
+use systemd::Systemd;
 
 /// Settings of the cgroups.
 #[derive(Clone, Debug)]
@@ -108,141 +110,6 @@ impl Default for CgroupConfig {
     }
 }
 
-/// A cgroup could not be read or changed.
-#[derive(Debug, thiserror::Error)]
-pub enum CgroupError {
-    /// There is no cgroup file system.
-    #[error("find cgroups below {}: {reason}", mount.display())]
-    NotMounted {
-        /// Mount point that was searched.
-        mount: PathBuf,
-        /// Description of the error, with its remedy.
-        reason: String,
-    },
-    /// Controllers that are needed are not there.
-    #[error("use cgroups below {}: controllers {} are missing; enable them on the kernel command line, or set cgroupsPerQOS: false", mount.display(), missing.join(", "))]
-    MissingControllers {
-        /// The mount.
-        mount: PathBuf,
-        /// Their names.
-        missing: Vec<String>,
-    },
-    /// The kernel does not enable a controller that it has.
-    #[error(
-        "enable controller {name} of cgroups; processes with real-time scheduling keep the kernel from enabling cpu (rtkit-daemon starts some), \
-         and processes in the cgroup itself from enabling any: end or move them"
-    )]
-    Controller {
-        /// Its name.
-        name: String,
-        /// Why.
-        #[source]
-        source: Box<CgroupError>,
-    },
-    /// The number of processes is to be limited, and the kernel cannot do it.
-    #[error("limit the processes of pods below {}: the pids controller is missing; enable it in the kernel, or leave podPidsLimit out", mount.display())]
-    NoPidsController {
-        /// The mount.
-        mount: PathBuf,
-    },
-    /// A cgroup that a setting names does not exist.
-    #[error(
-        "{field}: there is no cgroup {path}; make it, or leave the field out. Nothing is limited or moved there until it exists"
-    )]
-    Missing {
-        /// The field of the configuration that names the cgroup.
-        field: &'static str,
-        /// The cgroup, below the mount point.
-        path: String,
-    },
-    /// A setting names a cgroup that has to do with pods.
-    #[error("{field}: {path} is the cgroup of all pods, or has to do with it; name another one")]
-    OfPods {
-        /// The field of the configuration that names the cgroup.
-        field: &'static str,
-        /// The cgroup, below the mount point.
-        path: String,
-    },
-    /// A cgroup uses more memory than it is to have.
-    #[error(
-        "limit the memory of cgroup {path} to {limit} bytes: it uses more that cannot be given back at once, and processes would be killed; leave more to it"
-    )]
-    AboveLimit {
-        /// The cgroup, below the mount point.
-        path: String,
-        /// Bytes that it uses, without files that can be read again.
-        used: u64,
-        /// Bytes that it is to have.
-        limit: u64,
-    },
-    /// cgroup v1 is not wanted.
-    #[error(
-        "this machine runs cgroup v1 and failCgroupV1 is set; boot with systemd.unified_cgroup_hierarchy=1, or set failCgroupV1: false"
-    )]
-    V1Refused,
-    /// cgroupfs is mounted read-only.
-    #[error("{verb} cgroup {}: cgroupfs is read-only; run the agent with write access to it, or set cgroupsPerQOS: false", path.display())]
-    ReadOnly {
-        /// Verb of the failed operation.
-        verb: &'static str,
-        /// The cgroup or file.
-        path: PathBuf,
-    },
-    /// Anything else the kernel refuses.
-    #[error("{verb} cgroup {}", path.display())]
-    Io {
-        /// Verb of the failed operation.
-        verb: &'static str,
-        /// The cgroup or file.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// Processes would not go.
-    #[error("remove cgroup {}: processes {pids:?} do not end", path.display())]
-    Busy {
-        /// The cgroup.
-        path: PathBuf,
-        /// Processes that are left in it.
-        pids: Vec<i32>,
-    },
-    /// systemd keeps the cgroups and did not do its part.
-    #[error("have systemd keep cgroup {path}")]
-    Systemd {
-        /// The cgroup, below the mount point.
-        path: String,
-        /// Why.
-        #[source]
-        source: Box<SystemdError>,
-    },
-    /// A pod's resources cannot be read.
-    #[error("size the cgroup of pod {pod}")]
-    Quantity {
-        /// UID.
-        pod: PodUid,
-        /// Why.
-        #[source]
-        source: QuantityError,
-    },
-    /// A UID that cannot name a directory.
-    #[error("name a cgroup for pod {pod:?}: the UID is empty or holds a slash")]
-    Uid {
-        /// As given.
-        pod: PodUid,
-    },
-}
-
-impl CgroupError {
-    fn io(verb: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
-        let path = path.to_owned();
-        move |source| match source.kind() {
-            io::ErrorKind::ReadOnlyFilesystem => Self::ReadOnly { verb, path },
-            _ => Self::Io { verb, path, source },
-        }
-    }
-}
-
 /// Limits of one cgroup; what is `None` is left as the kernel made it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
@@ -257,31 +124,7 @@ pub struct Limits {
 /// Takes a memory limit away.
 pub const NO_MEMORY_LIMIT: u64 = u64::MAX;
 
-/// A cgroup that somebody else had changed, and that is as it should be again.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mended {
-    /// The cgroup, below the mount point.
-    pub path: String,
-    /// One of the files that were different.
-    pub file: String,
-    /// Previous content; `None` if the file did not exist.
-    pub found: Option<String>,
-    /// Corrected content.
-    pub wanted: String,
-}
-
-/// Result of [`CgroupManager::mend`].
-#[derive(Debug, Default)]
-pub struct Mending {
-    /// Cgroups that are as they should be again.
-    pub mended: Vec<Mended>,
-    /// Cgroups of all pods that another program has removed, by their paths. They are made again.
-    pub removed: Vec<String>,
-    /// Errors of the others.
-    pub failed: Vec<CgroupError>,
-}
-
-/// Wanted limits of a cgroup, and those that this agent has sent to systemd.
+/// What is wanted of a cgroup, and what systemd was told of it by this agent.
 #[derive(Clone, Debug, Default)]
 struct Wanted {
     whole: Whole,
@@ -314,11 +157,6 @@ pub struct CgroupManager {
     metrics: Option<Metrics>,
     /// The managers by whose assignments a pod has no CPU quota.
     pinning: Option<Pinning>,
-}
-
-/// The shares of all pods together.
-fn shares_of(cpu_milli: Option<u64>) -> Option<u64> {
-    cpu_milli.map(|m| resources::milli_cpu_to_shares(i64::try_from(m).unwrap_or(i64::MAX)))
 }
 
 impl CgroupManager {
@@ -441,151 +279,6 @@ impl CgroupManager {
                     .is_ok_and(|text| text.split_whitespace().any(|c| c == "hugetlb"))
             }),
         }
-    }
-
-    /// Makes `kubepods` and the two QoS cgroups.
-    ///
-    /// # Errors
-    /// When cgroupfs cannot be written.
-    pub fn setup(&self) -> Result<(), CgroupError> {
-        if !self.config.per_qos {
-            return Ok(());
-        }
-        let top = Limits {
-            shares: shares_of(self.config.allocatable_cpu_milli),
-            ..Limits::default()
-        };
-        let cpus = self.config.cpus;
-        self.make(&self.top, |whole| {
-            whole.merge(top);
-            whole.cpus = cpus;
-        })?;
-        let least = Limits {
-            shares: Some(resources::MIN_SHARES),
-            ..Limits::default()
-        };
-        let unlimited = shared_huge_page_settings(self.version, &self.config, &BTreeMap::new());
-        self.make(&self.qos(QosClass::BestEffort), |whole| {
-            whole.merge(least);
-            whole.huge_pages.clone_from(&unlimited);
-        })?;
-        // Burstable shares are the sum over its pods; see `refresh_qos`.
-        self.make(&self.qos(QosClass::Burstable), |whole| {
-            whole.huge_pages = unlimited;
-        })?;
-        if let Err(error) = self.unshare_memory() {
-            let error = causes(&error);
-            tracing::warn!(
-                error,
-                "cannot remove memory limits and protection that are no longer configured"
-            );
-        }
-        Ok(())
-    }
-
-    /// Limits the memory, the huge pages and the processes of all pods together, so that what is reserved is left; upstream's
-    /// `enforceNodeAllocatableCgroups`.
-    ///
-    /// # Errors
-    /// `AboveLimit` while the pods use more than that, since version 2 would kill them; when the kernel refuses. The node can
-    /// do without.
-    pub fn limit_all(&self) -> Result<(), CgroupError> {
-        self.bound_all(None)
-    }
-
-    /// Memory of all pods together in bytes: since the machine's size changed, the new one.
-    fn memory_for_pods(&self) -> Option<u64> {
-        match self.resized_memory.load(Ordering::Relaxed) {
-            0 => self.config.allocatable_memory,
-            resized => Some(resized),
-        }
-    }
-
-    /// Limits of the huge pages of all pods together.
-    fn huge_pages_for_pods(&self) -> Vec<(String, String)> {
-        let resized = self.resized_huge_pages.lock();
-        let resized = resized.unwrap_or_else(PoisonError::into_inner);
-        let limits = (resized.as_ref()).unwrap_or(&self.config.allocatable_huge_pages);
-        shared_huge_page_settings(self.version, &self.config, limits)
-    }
-
-    /// Sets what all pods together get; their shares too if they are given.
-    fn bound_all(&self, shares: Option<u64>) -> Result<(), CgroupError> {
-        if !self.config.per_qos {
-            return Ok(());
-        }
-        let used = self.memory_used(&self.pods_path()).unwrap_or(0);
-        let mut above = None;
-        self.make(&self.top, |whole| {
-            // Read here, where nobody else changes the limits at the same time.
-            let memory = self.memory_for_pods();
-            above = memory.filter(|limit| used > *limit);
-            whole.merge(Limits {
-                shares,
-                memory: memory.filter(|_| above.is_none()),
-                ..Limits::default()
-            });
-            whole.pids = Some(self.config.allocatable_pids);
-            whole.huge_pages = self.huge_pages_for_pods();
-        })?;
-        above.map_or(Ok(()), |limit| {
-            Err(CgroupError::AboveLimit {
-                path: self.pods_path(),
-                used,
-                limit,
-            })
-        })
-    }
-
-    /// Changes what all pods together get, as after processors or memory were added to the machine. `huge_pages` are limits in
-    /// bytes by the size of a page.
-    ///
-    /// # Errors
-    /// As [`Self::limit_all`].
-    pub fn resize_all(
-        &self,
-        cpu_milli: Option<u64>,
-        memory: Option<u64>,
-        huge_pages: &BTreeMap<u64, u64>,
-    ) -> Result<(), CgroupError> {
-        let memory = memory.unwrap_or(NO_MEMORY_LIMIT);
-        self.resized_memory.store(memory, Ordering::Relaxed);
-        *(self.resized_huge_pages.lock()).unwrap_or_else(PoisonError::into_inner) =
-            Some(huge_pages.clone());
-        self.bound_all(shares_of(cpu_milli))
-    }
-
-    /// Sets the shares and the memory of the QoS cgroups by the pods that are active; upstream's `UpdateCgroups`, each
-    /// minute and with each new pod.
-    ///
-    /// # Errors
-    /// When a quantity does not parse or cgroupfs cannot be written.
-    pub fn refresh_qos(&self, pods: &[Arc<Pod>]) -> Result<(), CgroupError> {
-        if !self.config.per_qos {
-            return Ok(());
-        }
-        let mut milli = 0_i64;
-        let mut requests = reserves::Requests::default();
-        for pod in pods {
-            let of = |source| CgroupError::Quantity {
-                pod: pod.uid(),
-                source,
-            };
-            let class = resources::qos_class(pod);
-            if class != QosClass::BestEffort {
-                let sum = resources::pod_resources_with_overhead(pod).map_err(of)?;
-                requests.add(class, sum);
-                if class == QosClass::Burstable {
-                    milli = milli.saturating_add(sum.cpu_request.unwrap_or(0));
-                }
-            }
-        }
-        let limits = Limits {
-            shares: Some(resources::milli_cpu_to_shares(milli)),
-            ..Limits::default()
-        };
-        self.make(&self.qos(QosClass::Burstable), |whole| whole.merge(limits))?;
-        self.share_memory(requests)
     }
 
     /// The cgroup of a pod; upstream's `GetPodContainerName`.
@@ -760,114 +453,7 @@ impl CgroupManager {
         Ok(())
     }
 
-    /// Compares every cgroup with what is wanted of it, and puts back what somebody else has changed: a user, or systemd
-    /// for units that it was not told everything of. The cgroup of all pods and those of the classes are made again when
-    /// they are gone, as after `systemctl stop`; the cgroup of a pod is left to its worker. One that cannot be written, or that
-    /// systemd refuses, leaves the others to be corrected.
-    pub fn mend(&self) -> Mending {
-        let all: Vec<(CgroupName, Whole)> = self
-            .remembered()
-            .iter()
-            .map(|(name, wanted)| (name.clone(), wanted.whole.clone()))
-            .collect();
-        let mut done = Mending::default();
-        for (name, whole) in all {
-            if self.is_common(&name) && !self.is_anywhere(&name) {
-                done.removed.push(self.path(&name));
-                if let Err(error) = self.make(&name, |_| ()) {
-                    done.failed.push(error);
-                }
-                continue;
-            }
-            if self.difference(&name, &whole).is_none() {
-                continue;
-            }
-            {
-                let mut remembered = self.remembered();
-                let Some(wanted) = remembered.get_mut(&name) else {
-                    continue;
-                };
-                if wanted.in_progress > 0 || wanted.whole != whole {
-                    continue;
-                }
-                wanted.told = None;
-            }
-            // Once more: a call that has ended meanwhile may have made the difference.
-            let Some((worst, difference)) = self.difference(&name, &whole) else {
-                continue;
-            };
-            match self.make(&name, |_| ()) {
-                Ok(()) if worst == Comparison::Other => done.mended.push(difference),
-                Ok(()) => {}
-                Err(error) => done.failed.push(error),
-            }
-        }
-        done
-    }
-
-    /// The first difference that counts most.
-    fn difference(&self, name: &CgroupName, whole: &Whole) -> Option<(Comparison, Mended)> {
-        let settings = whole.settings(self.version);
-        let mut rounded = None;
-        for hierarchy in self.managed() {
-            if !self.dir(hierarchy, name).is_dir() {
-                return None;
-            }
-            for setting in settings.iter().filter(|s| hierarchy.has(s.controller)) {
-                let (found, comparison) = self.comparison(hierarchy, name, setting);
-                let difference = || Mended {
-                    path: self.path(name),
-                    file: setting.file.clone(),
-                    found: found.clone(),
-                    wanted: setting.value.clone(),
-                };
-                match comparison {
-                    Comparison::Same => {}
-                    Comparison::Rounded => rounded = Some((comparison, difference())),
-                    Comparison::Other => return Some((comparison, difference())),
-                }
-            }
-        }
-        rounded
-    }
-
-    fn comparison(
-        &self,
-        hierarchy: &Hierarchy,
-        name: &CgroupName,
-        setting: &Setting,
-    ) -> (Option<String>, Comparison) {
-        let file = self.dir(hierarchy, name).join(&setting.file);
-        let found = std::fs::read_to_string(file)
-            .ok()
-            .map(|text| text.trim().to_owned());
-        let comparison = match &found {
-            None if setting.optional => Comparison::Same,
-            None => Comparison::Other,
-            Some(found) => match compare(&setting.file, found, &setting.value, procfs::page_size())
-            {
-                // Only systemd rounds.
-                Comparison::Rounded if self.systemd.is_none() => Comparison::Other,
-                other => other,
-            },
-        };
-        (found, comparison)
-    }
-
-    /// Puts a pod's limits back after its sandbox was made. With the systemd driver the first scope in a
-    /// slice makes systemd write what it knows of the slice, in which quotas are rounded and huge pages are missing.
-    /// Nothing to do for cgroupfs.
-    ///
-    /// # Errors
-    /// As [`Self::ensure`].
-    pub fn reassert(&self, pod: &Pod) -> Result<(), CgroupError> {
-        match self.config.driver {
-            CgroupDriver::Cgroupfs => Ok(()),
-            CgroupDriver::Systemd => self.ensure(pod),
-        }
-    }
-
-    /// Returns whether the cgroup of a pod exists in every hierarchy that carries limits.
+    /// Whether the cgroup of a pod is there, in every hierarchy that carries limits.
     pub fn exists(&self, pod: &Pod) -> bool {
         let Ok(name) = self.pod_cgroup(pod) else {
             return false;
@@ -1038,108 +624,6 @@ impl CgroupManager {
             CgroupDriver::Cgroupfs => name.cgroupfs(),
             CgroupDriver::Systemd => name.systemd(),
         }
-    }
-
-    /// Changes what is wanted of a cgroup and makes it so. After an error it is wanted as before.
-    fn make(&self, name: &CgroupName, change: impl FnOnce(&mut Whole)) -> Result<(), CgroupError> {
-        let begun = Instant::now();
-        let operation = match self.is_anywhere(name) {
-            true => "update",
-            false => "create",
-        };
-        let cgroup = self.id(name);
-        let (before, whole, is_told) = {
-            let mut remembered = self.remembered();
-            let wanted = remembered.entry(name.clone()).or_default();
-            let before = wanted.whole.clone();
-            change(&mut wanted.whole);
-            wanted.in_progress += 1;
-            let told = wanted.told.as_ref();
-            let is_told = told.is_some_and(|told| {
-                told.whole == wanted.whole && told.cgroup == cgroup && cgroup.is_some()
-            });
-            (before, wanted.whole.clone(), is_told)
-        };
-        let made = self.tell_systemd(name, &whole, is_told);
-        let made = made.and_then(|()| self.write(name, &whole));
-        let cgroup = self.id(name);
-        if let Some(wanted) = self.remembered().get_mut(name) {
-            // One that was removed and is remembered anew meanwhile has not counted this call.
-            wanted.in_progress = wanted.in_progress.saturating_sub(1);
-            if wanted.whole == whole {
-                wanted.told = made.is_ok().then_some(Told { whole, cgroup });
-                if made.is_err() {
-                    wanted.whole = before;
-                }
-            }
-        }
-        self.observe(operation, begun);
-        made
-    }
-
-    /// Returns the number by which the kernel tells a cgroup from others that have had its name; `None` when there is none.
-    fn id(&self, name: &CgroupName) -> Option<u64> {
-        let dir = self.dir(self.managed().next()?, name);
-        std::fs::metadata(dir).ok().map(|found| found.ino())
-    }
-
-    /// Returns whether the cgroup exists in any hierarchy.
-    fn is_anywhere(&self, name: &CgroupName) -> bool {
-        let mut hierarchies = self.hierarchies.iter();
-        hierarchies.any(|hierarchy| self.dir(hierarchy, name).is_dir())
-    }
-
-    /// Notes how long a change took, also one that failed. Upstream: `CgroupManagerDuration`.
-    fn observe(&self, operation: &str, begun: Instant) {
-        let Some(metrics) = &self.metrics else { return };
-        let label = OperationLabel {
-            operation_type: operation.to_owned(),
-        };
-        metrics
-            .cgroup_manager_duration
-            .get_or_create(&label)
-            .observe(begun.elapsed().as_secs_f64());
-    }
-
-    fn tell_systemd(
-        &self,
-        name: &CgroupName,
-        whole: &Whole,
-        is_told: bool,
-    ) -> Result<(), CgroupError> {
-        match &self.systemd {
-            Some(systemd) if !is_told => systemd
-                .set(name, &systemd::properties(self.version, whole))
-                .map_err(self.of_systemd(name)),
-            _ => Ok(()),
-        }
-    }
-
-    fn write(&self, name: &CgroupName, whole: &Whole) -> Result<(), CgroupError> {
-        let settings = whole.settings(self.version);
-        for hierarchy in self.managed() {
-            let dir = self.dir(hierarchy, name);
-            fs::make(&hierarchy.path, &dir, self.version)?;
-            for setting in settings.iter().filter(|s| hierarchy.has(s.controller)) {
-                let file = dir.join(&setting.file);
-                if !setting.optional || file.exists() {
-                    fs::set(&file, &setting.value)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn of_systemd(&self, name: &CgroupName) -> impl FnOnce(SystemdError) -> CgroupError + use<> {
-        let path = self.path(name);
-        move |source| CgroupError::Systemd {
-            path,
-            source: Box::new(source),
-        }
-    }
-
-    fn remembered(&self) -> std::sync::MutexGuard<'_, BTreeMap<CgroupName, Wanted>> {
-        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

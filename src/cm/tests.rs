@@ -1,5 +1,7 @@
 //! Limits by class, version and driver; names that are refused.
 
+use std::path::Path;
+
 use super::settings::settings;
 use super::*;
 use crate::kuberuntime::resources::CpuMemory;
