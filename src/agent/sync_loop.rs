@@ -29,10 +29,16 @@ pub(super) fn build(
     let (orders, janitor_orders) = mpsc::channel(JANITOR_CAPACITY);
     let janitor = Janitor::new(workers.clone(), container_policy(config), janitor_orders);
     let statuses = node.statuses.clone();
+    let parts = workers.context();
     let sync_loop = SyncLoop::new(
         LoopContext {
             pods: base.pods.clone(),
             workers: workers.clone(),
+            pleg: parts.pleg.clone(),
+            queue: parts.schedule.queue.clone(),
+            pinning: parts.resources.pinning.clone(),
+            devices: parts.resources.devices.clone(),
+            apparmor: parts.node.apparmor,
             ready: sources.ready(),
             origins: sources.origins(),
             unrecorded,

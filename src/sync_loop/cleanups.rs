@@ -62,7 +62,7 @@ pub(super) fn pod_cleanups(context: &LoopContext) -> bool {
         .map(|pod| pod.uid())
         .collect();
     workers.confirm(confirmed.iter());
-    workers.stop_finished(&workers.context().pleg.cache().all());
+    workers.stop_finished(&context.pleg.cache().all());
     for pod in &desired_pods {
         resizes::consider(context, pod, resizes::PERIODIC);
     }
@@ -126,7 +126,7 @@ fn set_by_kind(metric: &Family<StaticLabel, Gauge>, statics: usize, others: usiz
 fn kill_orphans(context: &LoopContext, desired: &HashSet<PodUid>) -> bool {
     let mut found = false;
     let all_complete = context.ready.complete();
-    for status in context.workers.context().pleg.cache().all() {
+    for status in context.pleg.cache().all() {
         if !runs(&status) || desired.contains(&status.uid) || context.workers.knows(&status.uid) {
             continue;
         }
@@ -163,7 +163,7 @@ fn runs(status: &PodStatus) -> bool {
 
 /// Returns whether the runtime shows that a pod runs, or has not shown yet whether it does.
 fn may_run(context: &LoopContext, uid: &PodUid) -> bool {
-    let cache = context.workers.context().pleg.cache();
+    let cache = context.pleg.cache();
     match cache.known(uid) {
         Some(status) => runs(&status),
         None => cache.present().is_none_or(|present| present.contains(uid)),

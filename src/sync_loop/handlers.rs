@@ -108,7 +108,7 @@ impl<'a> Admissions<'a> {
             .map(ToString::to_string)
             .collect();
         let node = node(context);
-        let pinning = &context.workers.context().resources.pinning;
+        let pinning = &context.pinning;
         let holds = |uid: &PodUid| context.workers.if_counted_by_admission(uid).is_some();
         let placed = pinning.place(pod, holds);
         let facts = AdmissionContext {
@@ -151,7 +151,7 @@ fn counted(context: &LoopContext, uid: &PodUid) -> Option<Arc<Pod>> {
 pub(super) fn node(context: &LoopContext) -> Arc<Node> {
     let known = context.node.get();
     let node = known.unwrap_or_else(|| context.local_node.load_full());
-    let devices = &context.workers.context().resources.devices;
+    let devices = &context.devices;
     let is_device = |resource: &str| resource.contains('/') && devices.knows(resource);
     let allocatable = node.status.as_ref().and_then(|s| s.allocatable.as_ref());
     let mut resources = allocatable.into_iter().flat_map(BTreeMap::keys);
@@ -177,7 +177,7 @@ fn facts<'a>(
         refusals,
         node,
         unsafe_sysctls: &context.unsafe_sysctls,
-        apparmor: context.workers.context().node.apparmor,
+        apparmor: context.apparmor,
         pressure: *context.pressure.borrow(),
         unplaced: None,
     }
@@ -253,7 +253,7 @@ fn admitted_and_unstarted<'a>(
             .record::<ContainerRecord>(&child_key(&uid, container))
             .is_some_and(|r| r.intent.is_some() || r.last_exit.is_some())
     });
-    let shown = context.workers.context().pleg.cache().known(&uid);
+    let shown = context.pleg.cache().known(&uid);
     (admission.decision == AdmissionDecision::Admitted
         && worker.phase == WorkerPhase::Sync
         && !started
@@ -336,7 +336,7 @@ pub(super) fn reconcile(context: &LoopContext, pods: Vec<Arc<Pod>>) {
 
 /// Pods whose time has come.
 pub(super) fn due(context: &LoopContext) {
-    let queue = &context.workers.context().schedule.queue;
+    let queue = &context.queue;
     for uid in queue.take_due(context.clock.now()) {
         context.workers.sync(&uid);
     }

@@ -23,12 +23,15 @@ use tracing::{debug, info, warn};
 pub use cleanups::{Janitor, JanitorOrder, collect_unused};
 pub use event::{Inputs, LoopEvent};
 
+use crate::cm::pinning::Pinning;
 use crate::config::{Origins, RunningStatic, SourcesReady};
 use crate::core::node_status::Pressure;
 use crate::core::pleg_diff::{PodLifecycleEvent, PodLifecycleEventKind};
+use crate::devicemanager::DeviceManager;
 use crate::node_object::NodeObject;
+use crate::pleg::PlegHandle;
 use crate::pod_manager::PodManager;
-use crate::pod_workers::PodWorkers;
+use crate::pod_workers::{PodWorkers, WorkQueue};
 use crate::runtime_state::RuntimeState;
 pub use crate::status::Observed;
 use crate::store::Store;
@@ -55,6 +58,16 @@ pub struct LoopContext {
     pub pods: PodManager,
     /// Workers.
     pub workers: PodWorkers,
+    /// Pods as the runtime shows them.
+    pub pleg: PlegHandle,
+    /// Due times of pods.
+    pub queue: WorkQueue,
+    /// CPUs and NUMA nodes that containers have for themselves.
+    pub pinning: Pinning,
+    /// Devices of device plugins.
+    pub devices: DeviceManager,
+    /// True if this node has AppArmor.
+    pub apparmor: bool,
     /// Sources that have synced.
     pub ready: SourcesReady,
     /// Origins of the pods.
@@ -224,7 +237,7 @@ impl SyncLoop {
             debug!("housekeeping waits for the sources");
             return;
         }
-        let runtime = self.context.workers.context().pleg.cache();
+        let runtime = self.context.pleg.cache();
         if !self.reconsidered
             && self.context.node.get().is_some()
             && self.context.ready.source_complete(PodSource::Api)

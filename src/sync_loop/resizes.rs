@@ -116,7 +116,7 @@ pub(super) fn consider(context: &LoopContext, pod: &Arc<Pod>, trigger: &'static 
     let node = handlers::node(context);
     let transaction = Transaction::new().expect::<AdmissionRecord>(&state, uid.as_str());
     let now = context.clock.now();
-    let settings = context.workers.context().resources.pinning.settings();
+    let settings = context.pinning.settings();
     let (cpus, memory) = (settings.cpus.is_some(), settings.memory.is_some());
     let decision = match resize::of_pinned(pod, &record.allocated, cpus, memory) {
         Some((cause, message)) => Decision::Infeasible(cause, message),
