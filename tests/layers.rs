@@ -798,22 +798,7 @@ const RAW: &[(&str, &str)] = &[
         "src/objects/recorder.rs",
         "it writes API objects of many kinds, as bytes that are encrypted already",
     ),
-    ("src/core/volumes/keys.rs", VOLUMES),
-    ("src/pod_workers/mounts.rs", VOLUMES),
-    ("src/pod_workers/remotes.rs", VOLUMES),
-    ("src/volumemanager/accounts.rs", VOLUMES),
-    ("src/volumemanager/alone.rs", VOLUMES),
-    ("src/volumemanager/driver.rs", VOLUMES),
-    ("src/volumemanager/known.rs", VOLUMES),
-    ("src/volumemanager/mount.rs", VOLUMES),
-    ("src/volumemanager/reconcile.rs", VOLUMES),
-    ("src/volumemanager/remotes.rs", VOLUMES),
-    ("src/volumemanager/steps.rs", VOLUMES),
-    ("src/volumemanager/takeover.rs", VOLUMES),
-    ("src/volumemanager/unmount.rs", VOLUMES),
 ];
-const VOLUMES: &str = "one record type has two kinds, of volumes and of devices, whose keys follow from those of table \
-                       `volumes`; both are committed with a durable record of that table";
 
 /// Whether a file below `src` is compiled for tests only.
 fn is_for_tests(relative: &Path) -> bool {

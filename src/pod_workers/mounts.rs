@@ -9,9 +9,8 @@ use futures::FutureExt;
 use k8s_openapi::api::core::v1::{Container, Pod};
 
 use super::{WorkerContext, resolve};
-use crate::core::state::ObjectRecord;
 use crate::core::volume_mounts::asks_recursive_read_only;
-use crate::core::volumes::{Remote, Source, keys};
+use crate::core::volumes::{Remote, Source, keys, records};
 use crate::kuberuntime::container_mounts;
 use crate::kuberuntime::env::Environment;
 use crate::types::{PodExt, PodUid, causes};
@@ -104,13 +103,13 @@ pub(super) fn remotes(
     context: &WorkerContext,
     uid: &PodUid,
 ) -> Result<BTreeMap<String, Remote>, String> {
-    let prefix = keys::volume_object(uid, "");
     let seen = context.store.snapshot();
     let mut all = BTreeMap::new();
-    for (key, record) in seen.with_prefix::<ObjectRecord>(&prefix) {
-        let remote = serde_json::from_slice(&record.data)
-            .map_err(|error| format!("read record {key} of table objects: {error}"))?;
-        all.insert(key[prefix.len()..].to_owned(), remote);
+    for found in records::volumes_of(&seen, uid) {
+        let content = found.content.map_err(|error| error.to_string())?;
+        if let Some((_, name)) = keys::split(&found.key) {
+            all.insert(name.to_owned(), (*content.remote).clone());
+        }
     }
     Ok(all)
 }

@@ -21,9 +21,9 @@ use tracing::debug;
 
 use super::WorkerContext;
 use crate::core::admission;
-use crate::core::state::{ObjectRecord, VolumePhase, VolumeRecord, child_key};
+use crate::core::state::{VolumePhase, VolumeRecord, child_key};
 use crate::core::volumes::growth::{self, Sizes};
-use crate::core::volumes::{Remote, Source, Terms, VolumeMode, claim_of, keys};
+use crate::core::volumes::{Remote, Source, Terms, VolumeMode, claim_of, records};
 use crate::kuberuntime::node_context::NodeContext;
 use crate::kuberuntime::sources::{
     PodToken, Resolved, TokenRef, mounted_volumes, volumes_as_devices, volumes_as_files,
@@ -183,8 +183,7 @@ fn mounted(asker: &Asker<'_>, uid: &PodUid, name: &str) -> Option<Remote> {
     if record.phase != VolumePhase::Mounted || record.at.boot != now {
         return None;
     }
-    let remote = state.record::<ObjectRecord>(&keys::object_of(&key))?;
-    Remote::of(remote).ok()
+    records::remote(&state, &key).map(Arc::unwrap_or_clone)
 }
 
 fn wants_tokens(remote: &Remote) -> bool {

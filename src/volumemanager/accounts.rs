@@ -10,11 +10,12 @@ use tokio::sync::watch;
 use super::known::Damaged;
 use super::remote::RemoteError;
 use super::{PLUGINS, VolumeManager};
-use crate::core::state::{ObjectRecord, State, VolumePhase, VolumeRecord, child_key};
-use crate::core::volumes::Remote;
-use crate::core::volumes::keys;
+use crate::core::state::{State, VolumePhase, VolumeRecord, child_key};
 use crate::core::volumes::known::InUse;
+use crate::core::volumes::records::{self, Description};
+use crate::core::volumes::{Remote, keys};
 use crate::kuberuntime::sources::{Resolved, mounted_volumes};
+use crate::store::CommitError;
 use crate::types::metrics::{Metrics, VolumeStateLabel};
 use crate::types::{PodExt, PodUid};
 
@@ -51,15 +52,13 @@ impl VolumeManager {
     pub(super) fn tell_in_use(&self) {
         let mut names = BTreeSet::new();
         // Under the lock of the desk, so that an older state never follows a newer one.
-        let mut desk = self.desk();
+        let desk = self.desk();
         let seen = self.store.snapshot();
-        for prefix in [keys::VOLUMES, keys::DEVICES] {
-            for (key, _) in seen.with_prefix::<ObjectRecord>(prefix) {
-                let remote = desk.remote(&seen, key);
-                names.extend(remote.and_then(|r| r.unique_name.clone()));
-            }
+        for found in records::volumes(&seen).chain(records::devices(&seen)) {
+            let content = found.content.ok();
+            names.extend(content.and_then(|content| content.remote.unique_name.clone()));
         }
-        let damaged = self.damaged(&mut desk, &seen);
+        let damaged = Damaged::of(&seen);
         let now = InUse {
             names,
             whole: desk.known.is_whole() && damaged == Damaged::default(),
@@ -73,27 +72,31 @@ impl VolumeManager {
 
     /// All volumes of pods whose storage is elsewhere, mounted or about to be, or about to go.
     pub fn remote_volumes(&self) -> Vec<RemoteVolume> {
-        self.listed(keys::VOLUMES)
+        let seen = self.store.snapshot();
+        self.listed(&seen, records::volumes(&seen))
     }
 
     /// Those of one pod.
     pub fn remote_volumes_of(&self, uid: &PodUid) -> Vec<RemoteVolume> {
-        self.listed(&keys::volume_object(uid, ""))
+        let seen = self.store.snapshot();
+        self.listed(&seen, records::volumes_of(&seen, uid))
     }
 
-    fn listed(&self, prefix: &str) -> Vec<RemoteVolume> {
-        let seen = self.store.snapshot();
-        let mut desk = self.desk();
+    fn listed<'s>(
+        &self,
+        seen: &'s State,
+        described: impl Iterator<Item = Description<'s>>,
+    ) -> Vec<RemoteVolume> {
         let mut all = Vec::new();
-        for (key, _) in seen.with_prefix::<ObjectRecord>(prefix) {
-            let record = &key[keys::VOLUMES.len()..];
-            let (Some((uid, volume)), Some(found), Some(remote)) = (
-                keys::split(record),
-                seen.record::<VolumeRecord>(record),
-                desk.remote(&seen, key),
+        for description in described {
+            let (Some((uid, volume)), Some(found), Ok(content)) = (
+                keys::split(&description.key),
+                seen.record::<VolumeRecord>(&description.key),
+                description.content,
             ) else {
                 continue;
             };
+            let remote = content.remote;
             all.push(RemoteVolume {
                 pod: PodUid::new(uid),
                 volume: volume.to_owned(),
@@ -106,6 +109,26 @@ impl VolumeManager {
             });
         }
         all
+    }
+
+    /// Returns the size of a device on this node, in bytes; `None` when that is not on record. Each node that has shared storage mounted grows
+    /// its own file system, while the claim tells of one of them.
+    pub fn size_here(&self, remote: &Remote) -> Option<u64> {
+        records::size(&self.store.snapshot(), &remote.device_key()?)
+    }
+
+    /// Records how many bytes a device has here; nothing of what is not staged.
+    ///
+    /// # Errors
+    /// It is not on record.
+    pub async fn note_size(&self, remote: &Remote, bytes: u64) -> Result<(), CommitError> {
+        let seen = self.store.snapshot();
+        let device = remote.device_key();
+        let note = device.and_then(|d| records::note_size(&seen, &d, bytes, self.clock.now()));
+        match note {
+            Some(note) => self.store.commit(note).await.map(drop),
+            None => Ok(()),
+        }
     }
 
     /// Has a mounted volume grown to `bytes`; `None` when there was nothing to do. Nothing else is done to it in the
@@ -210,6 +233,6 @@ pub fn count(state: &State, pods: &[Arc<Pod>], metrics: &Metrics) {
 
 /// The plugin of a volume whose storage is elsewhere, as metrics name it.
 fn label_of(state: &State, key: &str) -> Option<String> {
-    let object = state.record::<ObjectRecord>(&keys::object_of(key))?;
-    Some(super::steps::label(&Remote::of(object).ok()?))
+    let remote = records::remote(state, key)?;
+    Some(super::steps::label(&remote))
 }

@@ -5,9 +5,9 @@
 //! gone.
 
 use super::remote::RemoteError;
-use crate::core::state::{ObjectRecord, State};
-use crate::core::volumes::Remote;
+use crate::core::state::State;
 use crate::core::volumes::keys::{self, Mark};
+use crate::core::volumes::{Remote, records};
 
 /// What users are told, in upstream's words.
 const IN_USE: &str =
@@ -43,16 +43,13 @@ fn sharers<'a>(
     volume: &'a str,
     remote: &'a Remote,
 ) -> impl Iterator<Item = (String, Mark)> + 'a {
-    let pod = |key: &str| keys::split(key).map(|(uid, _)| uid.to_owned());
-    let own = pod(volume);
-    let all = seen.with_prefix::<ObjectRecord>(keys::VOLUMES);
-    all.filter_map(move |(key, record)| {
-        let key = &key[keys::VOLUMES.len()..];
-        if pod(key) == own {
+    let own = keys::split(volume).map(|(uid, _)| uid);
+    records::volumes(seen).filter_map(move |found| {
+        if keys::split(&found.key).map(|(uid, _)| uid) == own {
             return None;
         }
-        let other = Remote::of(record).ok()?;
+        let other = found.content.ok()?.remote;
         let same = (other.plugin(), &other.name) == (remote.plugin(), &remote.name);
-        same.then(|| (key.to_owned(), Mark::of(record)))
+        same.then(|| (found.key.into_owned(), found.mark))
     })
 }

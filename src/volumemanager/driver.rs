@@ -20,12 +20,14 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 use tracing::warn;
 
+use super::known::Damaged;
 use super::operations::Failure;
 use super::remotes::Desk;
 use super::{HOST_PATH, VolumeManager, mounts};
-use crate::core::state::{ObjectRecord, State, VolumePhase, VolumeRecord, child_key};
+use crate::core::state::{State, VolumePhase, VolumeRecord, child_key};
 use crate::core::volumes::keys::{self, Mark};
 use crate::core::volumes::planner::{self, Facts, Recorded, Wanted, undo_key};
+use crate::core::volumes::records::{self, Description};
 use crate::types::{PodUid, Stamp};
 
 /// After a round that took longer, ends of operations are gathered for as long as it took: with very many volumes the
@@ -142,11 +144,11 @@ impl VolumeManager {
                 None if desk.waits_for_mounts() => return,
                 None => Some(mounts::View::default()),
             };
-            let facts = self.facts(&mut desk, &seen, mounted.as_ref());
+            let facts = self.facts(&desk, &seen, mounted.as_ref());
             let plan = planner::plan(&facts);
             let steps = plan.steps.into_iter();
             let begun: Vec<BoxFuture<'static, ()>> = steps
-                .filter_map(|step| self.begin(&mut desk, step, &facts))
+                .filter_map(|step| self.begin(&desk, step, &facts))
                 .collect();
             self.answer(&mut desk, &facts);
             let due = plan.due.filter(|due| desk.set_alarm(*due, facts.now));
@@ -179,22 +181,12 @@ impl VolumeManager {
         told.ok()
     }
 
-    fn facts(&self, desk: &mut Desk, seen: &State, view: Option<&mounts::View>) -> Facts {
-        desk.forget(seen);
+    fn facts(&self, desk: &Desk, seen: &State, view: Option<&mounts::View>) -> Facts {
         let now = self.clock.now();
-        let mut volumes = BTreeMap::new();
-        for (key, _) in seen.with_prefix::<ObjectRecord>(keys::VOLUMES) {
-            let record = &key[keys::VOLUMES.len()..];
-            if let Some(recorded) = recorded(desk, seen, record, now) {
-                volumes.insert(record.to_owned(), recorded);
-            }
-        }
-        let mut devices = BTreeMap::new();
-        for (key, _) in seen.with_prefix::<VolumeRecord>(keys::DEVICE) {
-            if let Some(recorded) = recorded(desk, seen, key, now) {
-                devices.insert((**key).to_owned(), recorded);
-            }
-        }
+        let volumes = records::volumes(seen).filter_map(|found| recorded(seen, found, now));
+        let volumes: BTreeMap<String, Recorded> = volumes.collect();
+        let devices = records::devices(seen).filter_map(|found| recorded(seen, found, now));
+        let devices: BTreeMap<String, Recorded> = devices.collect();
         let wanted = desk.wanted();
         let leaving = (volumes.keys())
             .filter(|key| {
@@ -205,7 +197,7 @@ impl VolumeManager {
             .collect();
         let mounted = view.map(|view| mounted(view, &wanted, &volumes, &devices));
         let in_use = self.shown_in_use(view, &volumes, &devices);
-        let unreadable = !desk.known.is_settled() || self.damaged(desk, seen).volumes;
+        let unreadable = !desk.known.is_settled() || Damaged::of(seen).volumes;
         Facts {
             wanted,
             leaving,
@@ -319,21 +311,20 @@ fn mounted(
 }
 
 /// A volume or device as it is on record; `None` for what has no storage elsewhere.
-fn recorded(desk: &mut Desk, seen: &State, key: &str, now: Stamp) -> Option<Recorded> {
-    let record = seen.record::<VolumeRecord>(key)?;
+fn recorded(seen: &State, found: Description<'_>, now: Stamp) -> Option<(String, Recorded)> {
+    let record = seen.record::<VolumeRecord>(&found.key)?;
     if record.plugin == HOST_PATH {
         return None;
     }
-    let object = keys::object_of(key);
-    let mark = Mark::of(seen.record::<ObjectRecord>(&object)?);
-    let read = desk.read(seen, &object)?;
-    let is_device = key.starts_with(keys::DEVICE);
-    Some(Recorded {
+    let device = found.content.ok()?.device;
+    let is_device = found.key.starts_with(keys::DEVICE);
+    let recorded = Recorded {
         phase: record.phase,
         path: record.path.clone(),
-        device: read.device.clone().filter(|_| !is_device),
-        begun: mark != Mark::Claimed,
+        device: device.filter(|_| !is_device).map(|key| key.to_string()),
+        begun: found.mark != Mark::Claimed,
         this_boot: record.at.boot == now.boot,
-        is_mount: mark != Mark::Plain,
-    })
+        is_mount: found.mark != Mark::Plain,
+    };
+    Some((found.key.into_owned(), recorded))
 }

@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 use tracing::{info, warn};
 
 use super::error::{VolumeError, io_error};
-use super::remotes::Desk;
 use super::{HOST_PATH, OWN, VolumeManager, identity, mounts};
-use crate::core::state::{ObjectRecord, State, Transaction, VolumePhase, VolumeRecord};
+use crate::core::state::{State, Transaction, VolumePhase, VolumeRecord};
+use crate::core::volumes::Source;
 use crate::core::volumes::keys::{self, Mark};
 use crate::core::volumes::known::Known;
 use crate::core::volumes::planner::Recorded;
-use crate::core::volumes::{Remote, Source};
+use crate::core::volumes::records::{self, Description};
 use crate::types::PodUid;
 
 /// Records that lack what tells what they are about.
@@ -26,6 +26,26 @@ pub(super) struct Damaged {
     pub(super) volumes: bool,
     /// Of a device: it is not unstaged, and its name is not known.
     pub(super) devices: bool,
+}
+
+impl Damaged {
+    /// Those of a state.
+    pub(super) fn of(seen: &State) -> Self {
+        let mut damaged = Self::default();
+        for (key, record) in seen.with_prefix::<VolumeRecord>("") {
+            if is_whole(seen, key, record) {
+                continue;
+            }
+            match keys::split(key) {
+                Some(_) => damaged.volumes = true,
+                None => damaged.devices = true,
+            }
+        }
+        for found in records::volumes(seen) {
+            damaged.volumes |= seen.record::<VolumeRecord>(&found.key).is_none();
+        }
+        damaged
+    }
 }
 
 impl VolumeManager {
@@ -53,24 +73,6 @@ impl VolumeManager {
         } else {
             self.drive();
         }
-    }
-
-    pub(super) fn damaged(&self, desk: &mut Desk, seen: &State) -> Damaged {
-        let mut damaged = Damaged::default();
-        for (key, record) in seen.with_prefix::<VolumeRecord>("") {
-            if !is_elsewhere(record) || desk.remote(seen, &keys::object_of(key)).is_some() {
-                continue;
-            }
-            match keys::split(key) {
-                Some(_) => damaged.volumes = true,
-                None => damaged.devices = true,
-            }
-        }
-        for (key, _) in seen.with_prefix::<ObjectRecord>(keys::VOLUMES) {
-            let record = &key[keys::VOLUMES.len()..];
-            damaged.volumes |= seen.record::<VolumeRecord>(record).is_none();
-        }
-        damaged
     }
 
     /// Devices that no volume on record uses and that are mounted for a pod all the same; all that no volume uses when
@@ -118,49 +120,40 @@ impl VolumeManager {
         let table = self.mounts.read();
         let none = PodUid::new("");
         let table = table.map_err(io_error("read the mounts below", &none, &self.root))?;
-        let mut desk = self.desk();
-        for prefix in [keys::VOLUMES, keys::DEVICES] {
-            for (object, found) in seen.with_prefix::<ObjectRecord>(prefix) {
-                let Some(key) = keys::record_of(object) else {
-                    continue;
-                };
-                if seen.record::<VolumeRecord>(&key).is_some() {
-                    continue;
-                }
-                let Some(remote) = desk.remote(seen, object) else {
-                    continue;
-                };
-                let Some(record) = self.record_from(&key, &remote, found) else {
-                    continue;
-                };
-                info!(
-                    volume = key,
-                    "the lost record of a volume is made from its description"
-                );
-                transaction = transaction.put(key, record);
-                count += 1;
+        for found in records::volumes(seen).chain(records::devices(seen)) {
+            if let Err(error) = &found.content {
+                warn!(%error, volume = %found.key, "the description of a volume on record cannot be read");
             }
+            if seen.record::<VolumeRecord>(&found.key).is_some() {
+                continue;
+            }
+            let Some(record) = self.record_from(&found) else {
+                continue;
+            };
+            info!(
+                volume = %found.key,
+                "the lost record of a volume is made from its description"
+            );
+            transaction = transaction.put(&found.key, record);
+            count += 1;
         }
         for (key, record) in seen.with_prefix::<VolumeRecord>("") {
-            if !is_elsewhere(record) || desk.remote(seen, &keys::object_of(key)).is_some() {
+            if is_whole(seen, key, record) {
                 continue;
             }
             let at = Path::new(&record.path);
             if keys::split(key).is_some() {
                 if is_nothing(&table, at).unwrap_or(false) {
                     info!(volume = %key, "a volume whose description is lost is not there; its record goes");
-                    transaction = transaction
-                        .delete::<VolumeRecord>(key)
-                        .delete::<ObjectRecord>(keys::object_of(key));
+                    transaction = records::forget(transaction, seen, key);
                     count += 1;
                 }
                 continue;
             }
-            let of_volume = seen
-                .with_prefix::<ObjectRecord>(keys::VOLUMES)
-                .filter_map(|(object, _)| desk.remote(seen, object))
-                .find(|remote| remote.device_key().as_deref() == Some(key))
-                .map(|remote| (*remote).clone());
+            let of_volume = records::volumes(seen)
+                .filter_map(|found| found.content.ok())
+                .find(|content| content.device.as_deref() == Some(key))
+                .map(|content| (*content.remote).clone());
             let Some(remote) = of_volume.or_else(|| identity::device_at(&self.root, at)) else {
                 warn!(device = %key, path = record.path, "what is staged there is not on record any more; it stays");
                 continue;
@@ -172,28 +165,23 @@ impl VolumeManager {
                 Ok(Some(_)) => Mark::Mount,
                 _ => Mark::Begun,
             };
-            if let Ok(object) = remote.object(mark, record.at) {
-                info!(device = %key, "the lost description of a device is made anew");
-                transaction = transaction.put(keys::object_of(key), object);
-                count += 1;
-            }
+            info!(device = %key, "the lost description of a device is made anew");
+            let described = records::describe(transaction, key, &remote, mark, record.at);
+            transaction = described.map_err(|error| undescribed(&none, key, &error))?;
+            count += 1;
         }
         Ok((transaction, count))
     }
 
     /// The record that a description was made with. The phase is as far as its mark tells.
-    fn record_from(
-        &self,
-        key: &str,
-        remote: &Remote,
-        object: &ObjectRecord,
-    ) -> Option<VolumeRecord> {
-        let path = match (keys::split(key), &remote.source) {
+    fn record_from(&self, found: &Description<'_>) -> Option<VolumeRecord> {
+        let remote = &*found.content.as_ref().ok()?.remote;
+        let path = match (keys::split(&found.key), &remote.source) {
             (Some(_), Source::HostPath { path, .. }) => PathBuf::from(path),
             (Some((uid, _)), _) => self.target(&PodUid::new(uid), remote),
             (None, _) => self.staging(remote)?,
         };
-        let phase = match Mark::of(object) {
+        let phase = match found.mark {
             Mark::Claimed | Mark::Begun => VolumePhase::Mounting,
             Mark::Mount | Mark::Plain => VolumePhase::Mounted,
         };
@@ -201,14 +189,28 @@ impl VolumeManager {
             plugin: remote.plugin().to_owned(),
             path: path.to_string_lossy().into_owned(),
             phase,
-            at: object.at,
+            at: found.at,
         })
     }
 }
 
 /// Returns whether a record belongs to a volume that has a description.
-pub(super) fn is_elsewhere(record: &VolumeRecord) -> bool {
+fn is_elsewhere(record: &VolumeRecord) -> bool {
     record.plugin != HOST_PATH && !OWN.contains(&record.plugin.as_str())
+}
+
+/// Returns whether the description of a record can be read, if it takes one.
+pub(super) fn is_whole(seen: &State, key: &str, record: &VolumeRecord) -> bool {
+    !is_elsewhere(record) || records::remote(seen, key).is_some()
+}
+
+/// The error of a description that cannot be written.
+pub(super) fn undescribed(uid: &PodUid, volume: &str, error: &serde_json::Error) -> VolumeError {
+    VolumeError::Unresolved {
+        pod: uid.clone(),
+        volume: volume.to_owned(),
+        why: format!("describe the volume: {error}"),
+    }
 }
 
 /// Returns whether no trace of a volume exists at its path.

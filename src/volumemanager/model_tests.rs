@@ -14,8 +14,9 @@ use serde_json::json;
 
 use super::remote::{GroupBy, RemoteError, RemotePlugin, Target};
 use super::*;
-use crate::core::state::{ObjectRecord, VolumePhase, VolumeRecord};
-use crate::core::volumes::keys::{self, Mark};
+use crate::core::state::{VolumePhase, VolumeRecord};
+use crate::core::volumes::keys::Mark;
+use crate::core::volumes::records;
 use crate::core::volumes::{Csi, Remote, Source, VolumeMode};
 use crate::kuberuntime::sources::{Resolved, Sources};
 use crate::types::events::MemoryRecorder;
@@ -148,10 +149,10 @@ impl RemotePlugin for Fake {
                 if phase != Some(VolumePhase::Mounting) {
                     k.wrong(format!("stage with {phase:?} on record"));
                 }
-                let used = seen.with_prefix::<ObjectRecord>(keys::VOLUMES);
+                let used = records::volumes(&seen).map(|found| found.content.unwrap());
                 if !used
-                    .map(|(_, o)| Remote::of(o).unwrap())
-                    .any(|r| r.device_key().as_ref() == Some(&device))
+                    .map(|content| content.device)
+                    .any(|key| key.as_deref() == Some(&*device))
                 {
                     k.wrong("stage for nobody on record".to_owned());
                 }
@@ -181,8 +182,8 @@ impl RemotePlugin for Fake {
             move |k, store| {
                 let seen = store.snapshot();
                 let begun = at_path(&seen, &of).any(|(key, r)| {
-                    let object = seen.record::<ObjectRecord>(&keys::object_of(key));
-                    r.phase == VolumePhase::Mounting && object.map(Mark::of) == Some(Mark::Begun)
+                    let mark = records::description(&seen, key).map(|found| found.mark);
+                    r.phase == VolumePhase::Mounting && mark == Some(Mark::Begun)
                 });
                 if !begun {
                     k.wrong(format!("publish without a record at {}", of.display()));
@@ -688,8 +689,10 @@ impl Model {
                 .collect::<BTreeSet<_>>(),
             targets.union(&devices).cloned().collect()
         );
-        let described = [keys::VOLUMES, keys::DEVICES]
-            .map(|prefix| seen.with_prefix::<ObjectRecord>(prefix).count());
+        let described = [
+            records::volumes(&seen).count(),
+            records::devices(&seen).count(),
+        ];
         assert_eq!(described, [self.pods.len() * 4, devices.len()]);
         let in_use = life.manager.volumes_in_use();
         assert_eq!(in_use.borrow().names, names);

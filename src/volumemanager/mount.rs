@@ -13,16 +13,17 @@ use tokio::time::Instant;
 use tracing::info;
 
 use super::error::{VolumeError, io_error};
+use super::known::undescribed;
 use super::ownership::Access;
 use super::plan::{self, Medium, Plan, memory_size, set_up};
 use super::steps::label;
 use super::{
     CONFIG_MAP, EMPTY_DIR, HOST_PATH, POD_WAIT, VolumeManager, check_name, content_plugin,
-    host_path, huge_pages, medium, mounts, plugin_of, run_blocking,
+    host_path, huge_pages, mounts, plugin_of, run_blocking,
 };
-use crate::core::state::{ObjectRecord, Transaction, VolumePhase, VolumeRecord, child_key};
-use crate::core::volumes::keys::{self, Mark};
-use crate::core::volumes::{Remote, Source, VolumeMode};
+use crate::core::state::{Transaction, VolumePhase, VolumeRecord, child_key};
+use crate::core::volumes::keys::Mark;
+use crate::core::volumes::{Remote, Source, VolumeMode, records};
 use crate::kuberuntime::sources::{Resolved, Sources, is_content_volume, mounted_volumes};
 use crate::types::events::{Event, EventRecorder, EventType};
 use crate::types::metrics::VolumeOperationLabel;
@@ -397,11 +398,14 @@ impl VolumeManager {
         }
         let mounting = self.own_record(&uid, name, plugin, &path, VolumePhase::Mounting);
         let mounting = match remote {
-            Some(remote) => describe(mounting, &uid, name, &remote, self.clock.now())?,
+            Some(remote) => {
+                records::describe(mounting, &key, &remote, Mark::Plain, self.clock.now())
+                    .map_err(|error| undescribed(&uid, name, &error))?
+            }
             None => mounting,
         };
         let mounting = match plugin {
-            EMPTY_DIR => medium::note(mounting, &uid, name, plan.mounts(), self.clock.now()),
+            EMPTY_DIR => records::note_medium(mounting, &key, plan.mounts(), self.clock.now()),
             _ => mounting,
         };
         self.commit(&uid, name, mounting).await?;
@@ -543,21 +547,4 @@ fn host_plan(uid: &PodUid, name: &str, path: &str, type_: &str) -> Result<Plan, 
         path: path.to_owned(),
         type_: type_.to_owned(),
     })
-}
-
-/// Adds what a persistent volume says.
-fn describe(
-    transaction: Transaction,
-    uid: &PodUid,
-    name: &str,
-    remote: &Remote,
-    now: crate::types::Stamp,
-) -> Result<Transaction, VolumeError> {
-    let object: ObjectRecord =
-        (remote.object(Mark::Plain, now)).map_err(|error| VolumeError::Unresolved {
-            pod: uid.clone(),
-            volume: name.to_owned(),
-            why: format!("describe the volume: {error}"),
-        })?;
-    Ok(transaction.put(keys::volume_object(uid, name), object))
 }

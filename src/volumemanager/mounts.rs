@@ -18,6 +18,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
 use tokio::sync::Semaphore;
 
+use crate::core::volumes::records::OwnMount;
 use crate::types::blocking;
 use crate::types::mountinfo::{self, TABLE};
 
@@ -56,6 +57,19 @@ pub(super) struct Mount {
     pub(super) shared: Option<String>,
     /// Number of the peers it takes after.
     pub(super) master: Option<String>,
+}
+
+impl Mount {
+    /// Returns its description for the record of a volume.
+    pub(super) fn noted(&self) -> OwnMount {
+        OwnMount {
+            id: self.id.clone(),
+            device: self.device.clone(),
+            root: self.root.to_string_lossy().into_owned(),
+            fstype: self.fstype.clone(),
+            source: self.source.clone(),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -11,8 +11,9 @@ use nix::mount::MsFlags;
 
 use super::error::{VolumeError, io_error};
 use super::huge_pages::{self, HugePagesError};
-use super::medium::Own;
-use super::{EMPTY_DIR, HOST_PATH, host_path, mounts, safety};
+use super::{CONFIG_MAP, EMPTY_DIR, HOST_PATH, host_path, mounts, safety};
+use crate::core::state::State;
+use crate::core::volumes::records;
 use crate::kuberuntime::resources::{self, QuantityError};
 use crate::types::PodUid;
 
@@ -232,6 +233,28 @@ const OF_MEMORY: [&str; 2] = ["tmpfs", "hugetlbfs"];
 
 /// Removes a volume below the pod's directory. What the agent mounted at its very path is unmounted first; anything
 /// else that is mounted there or below keeps it.
+/// Part of the agent at the path of a volume of its own; teardown tells it from mounts of somebody else over it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Own {
+    /// A directory.
+    Plain,
+    /// A file system of memory.
+    Mount,
+    /// One of both.
+    Unknown,
+}
+
+impl Own {
+    /// Returns that of a volume. Most plugins have only one; an emptyDir is on disk or in memory.
+    pub(super) fn of(seen: &State, key: &str, plugin: &str) -> Self {
+        match (plugin, records::is_mount(seen, key)) {
+            (CONFIG_MAP, _) | (EMPTY_DIR, Some(false)) => Self::Plain,
+            (EMPTY_DIR, None) => Self::Unknown,
+            _ => Self::Mount,
+        }
+    }
+}
+
 pub(super) fn tear_down(path: &Path, uid: &PodUid, own: Own) -> Result<(), VolumeError> {
     fail::fail_point!("volumemanager::tear_down::begun");
     let table = mounts::Table::read().map_err(io_error("look at volume", uid, path))?;

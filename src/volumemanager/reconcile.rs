@@ -12,10 +12,9 @@ use tracing::{info, warn};
 
 use super::error::{VolumeError, io_error};
 use super::{CONFIG_MAP, EMPTY_DIR, HOST_PATH, OWN, VolumeManager, dirs_in};
-use crate::core::state::{
-    ObjectRecord, PodRecord, State, Transaction, VolumePhase, VolumeRecord, child_key,
-};
+use crate::core::state::{PodRecord, State, Transaction, VolumePhase, VolumeRecord, child_key};
 use crate::core::volumes::keys::{self, Mark};
+use crate::core::volumes::records;
 use crate::types::PodUid;
 
 /// How long the volumes of a pod that is gone are waited for before the next one's turn; what is begun goes on.
@@ -95,8 +94,8 @@ impl VolumeManager {
                 continue;
             }
             let mounted = points.contains(path);
-            let object = seen.record::<ObjectRecord>(&keys::object_of(key));
-            let there = match (record.plugin.as_str(), object.map(Mark::of)) {
+            let mark = records::description(seen, key).map(|found| found.mark);
+            let there = match (record.plugin.as_str(), mark) {
                 (HOST_PATH, _) => true,
                 (EMPTY_DIR | CONFIG_MAP, _) => mounted || path.is_dir(),
                 (_, Some(Mark::Plain)) => record.at.boot == now.boot,

@@ -5,21 +5,20 @@
 //!
 //! **Invariant:** secrets of a volume are held as long as somebody waits for it, and no longer.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use k8s_openapi::api::core::v1::Pod;
 use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
-use tracing::warn;
 
 use super::csi::CsiPlugin;
 use super::driver::{Answer, Gone};
 use super::error::{RemoteFailure, VolumeError};
 use super::operations::Failure;
 use super::{VolumeManager, check_name};
-use crate::core::state::{ObjectRecord, State, Version, VolumeRecord, child_key};
+use crate::core::state::{VolumeRecord, child_key};
 use crate::core::volumes::keys;
 use crate::core::volumes::known::Known;
 use crate::core::volumes::planner::Wanted;
@@ -52,22 +51,11 @@ struct Placed {
     waiters: Waiters<Answer>,
 }
 
-/// An object that was read.
-pub(super) struct Read {
-    version: Version,
-    /// `None` when it cannot be read.
-    remote: Option<Arc<Remote>>,
-    /// Key of its device.
-    pub(super) device: Option<String>,
-}
-
 /// What only this process knows.
 pub(super) struct Desk {
     orders: BTreeMap<String, Placed>,
     /// Pods that have ended, with those who wait for the end of their volumes.
     pub(super) leaving: BTreeMap<PodUid, Waiters<Gone>>,
-    /// Objects, by key.
-    read: HashMap<Arc<str>, Read>,
     /// When [`VolumeManager::drive`] is called by itself.
     alarm: Option<Stamp>,
     serial: u64,
@@ -86,7 +74,6 @@ impl Default for Desk {
         Self {
             orders: BTreeMap::new(),
             leaving: BTreeMap::new(),
-            read: HashMap::new(),
             alarm: None,
             serial: 0,
             asked: 0,
@@ -135,44 +122,6 @@ impl Desk {
         for (_, waiter) in waiters.into_iter().flatten() {
             // Who does not wait any more need not know.
             drop(waiter.send(answer.clone()));
-        }
-    }
-
-    /// An object, and what it says; `None` when there is none.
-    pub(super) fn read(&mut self, seen: &State, key: &str) -> Option<&Read> {
-        let found = seen.get::<ObjectRecord>(key)?;
-        if self
-            .read
-            .get(key)
-            .is_none_or(|read| read.version != found.version)
-        {
-            let remote = match Remote::of(&found.record) {
-                Ok(remote) => Some(Arc::new(remote)),
-                Err(error) => {
-                    warn!(%error, key, "the description of a volume on record cannot be read");
-                    None
-                }
-            };
-            let read = Read {
-                version: found.version,
-                device: remote.as_ref().and_then(|remote| remote.device_key()),
-                remote,
-            };
-            self.read.insert(Arc::from(key), read);
-        }
-        self.read.get(key).filter(|read| read.remote.is_some())
-    }
-
-    /// What an object says; `None`, told once, when it cannot be read.
-    pub(super) fn remote(&mut self, seen: &State, key: &str) -> Option<Arc<Remote>> {
-        self.read(seen, key)?.remote.clone()
-    }
-
-    /// Gives up descriptions that are not on record any more.
-    pub(super) fn forget(&mut self, seen: &State) {
-        if self.read.len() > 2 * seen.volumes.len() + 16 {
-            self.read
-                .retain(|key, _| seen.record::<ObjectRecord>(key).is_some());
         }
     }
 

@@ -20,11 +20,11 @@ use super::ownership::Access;
 use super::plan::make_dir;
 use super::remote::{GroupBy, RemoteError, RemotePlugin, Target};
 use super::remotes::{Desk, Order};
-use super::{VolumeManager, alone, chain, own_mounts, safety};
-use crate::core::state::{ObjectRecord, Transaction, VolumePhase, VolumeRecord};
+use super::{VolumeManager, alone, chain, safety};
+use crate::core::state::{Transaction, VolumePhase, VolumeRecord};
 use crate::core::volumes::keys::{self, Mark};
 use crate::core::volumes::planner::{Facts, Recorded, Step, undo_key};
-use crate::core::volumes::{Remote, Source, VolumeMode};
+use crate::core::volumes::{Remote, Source, VolumeMode, records};
 use crate::types::{PodUid, blocking};
 
 /// A step that takes longer than this is told of.
@@ -106,7 +106,7 @@ impl VolumeManager {
     /// Takes the keys of a step of a plan, and gives the step; its end drives on.
     pub(super) fn begin(
         &self,
-        desk: &mut Desk,
+        desk: &Desk,
         step: Step,
         facts: &Facts,
     ) -> Option<BoxFuture<'static, ()>> {
@@ -137,9 +137,9 @@ impl VolumeManager {
         Some(self.clone().carry_out(task, taken))
     }
 
-    fn task(&self, desk: &mut Desk, step: Step, facts: &Facts) -> Option<Task> {
+    fn task(&self, desk: &Desk, step: Step, facts: &Facts) -> Option<Task> {
         let seen = self.store.snapshot();
-        let mut remote = |key: &str| desk.remote(&seen, &keys::object_of(key));
+        let remote = |key: &str| records::remote(&seen, key);
         Some(match step {
             Step::Drop { volume } => {
                 let (recorded, remote) = (facts.volumes.get(&volume)?.clone(), remote(&volume)?);
@@ -467,15 +467,14 @@ impl VolumeManager {
     /// Checks that the mount at the path of a volume or staged volume is the one that was made for it.
     async fn check_own(&self, key: &str, path: &Path) -> Result<(), RemoteError> {
         let seen = self.store.snapshot();
-        let own = own_mounts::key(key);
-        let Some(noted) = seen.stored(&own) else {
+        if !records::has_mount(&seen, key) {
             return Ok(());
-        };
+        }
         let table = self.mounts.current().await;
         let stack = table.as_ref().map_err(unread)?.all_at(path);
         // What is over it is for the plugin to find.
         match stack.map_err(|error| unread(&error))?.first() {
-            Some(found) if !own_mounts::is_it(&noted, found, self.clock.now()) => {
+            Some(found) if !records::is_own(&seen, key, &found.noted(), self.clock.now()) => {
                 Err(RemoteError::Failed(format!(
                     "{} ({}) is mounted at {} instead of it; whoever mounted that is to unmount it",
                     found.source,
@@ -496,10 +495,9 @@ impl VolumeManager {
         path: &Path,
         (phase, mark): (VolumePhase, Mark),
     ) -> Result<Transaction, RemoteError> {
-        let own = own_mounts::key(key);
-        let is_known = self.store.snapshot().stored(&own).is_some();
+        let (seen, now) = (self.store.snapshot(), self.clock.now());
         match phase {
-            VolumePhase::Mounted if mark == Mark::Mount && own_mounts::is_noted(remote) => {
+            VolumePhase::Mounted if mark == Mark::Mount && records::notes_mount(remote) => {
                 let table = self
                     .mounts
                     .current()
@@ -508,11 +506,17 @@ impl VolumeManager {
                 let Some(mount) = table.at(path).map_err(|error| unread(&error))? else {
                     return Ok(transaction);
                 };
-                let now = self.clock.now();
-                Ok(own_mounts::note(transaction, key, mount, now))
+                let mount = mount.noted();
+                Ok(records::note_mount(
+                    transaction,
+                    &seen,
+                    key,
+                    Some(&mount),
+                    now,
+                ))
             }
             // Nobody knows yet what it will be.
-            VolumePhase::Mounting if is_known => Ok(transaction.delete_object(&own)),
+            VolumePhase::Mounting => Ok(records::note_mount(transaction, &seen, key, None, now)),
             _ => Ok(transaction),
         }
     }
@@ -533,19 +537,9 @@ impl VolumeManager {
         phase: VolumePhase,
         mark: Mark,
     ) -> Result<(), RemoteError> {
-        let at = self.clock.now();
-        let object = remote
-            .object(mark, at)
+        let step = (path, phase, mark);
+        let transaction = records::put(Transaction::new(), key, remote, step, self.clock.now())
             .map_err(|e| RemoteError::Failed(format!("describe the volume: {e}")))?;
-        let record = VolumeRecord {
-            plugin: remote.plugin().to_owned(),
-            path: path.to_string_lossy().into_owned(),
-            phase,
-            at,
-        };
-        let transaction = Transaction::new()
-            .put(key, record)
-            .put(keys::object_of(key), object);
         let transaction = self
             .noting(transaction, key, remote, path, (phase, mark))
             .await?;
@@ -554,19 +548,9 @@ impl VolumeManager {
 
     async fn forget(&self, key: &str, what: &str) -> Result<(), RemoteError> {
         let pod = keys::split(key).map(|(uid, _)| PodUid::new(uid));
-        let mut transaction = Transaction::new()
-            .delete::<VolumeRecord>(key)
-            .delete::<ObjectRecord>(keys::object_of(key))
-            .journal(pod.as_ref(), what, key);
-        let seen = self.store.snapshot();
-        if let Some(size) = keys::size_of(key).filter(|size| seen.stored(size).is_some()) {
-            transaction = transaction.delete_object(&size);
-        }
-        let own = own_mounts::key(key);
-        if seen.stored(&own).is_some() {
-            transaction = transaction.delete_object(&own);
-        }
-        self.commit_step(transaction).await
+        let gone = records::forget(Transaction::new(), &self.store.snapshot(), key);
+        self.commit_step(gone.journal(pod.as_ref(), what, key))
+            .await
     }
 
     async fn commit_step(&self, transaction: Transaction) -> Result<(), RemoteError> {

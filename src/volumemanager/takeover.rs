@@ -16,12 +16,12 @@ use std::time::Duration;
 use tracing::{info, warn};
 
 use super::error::{VolumeError, io_error};
-use super::known::is_elsewhere;
+use super::known::{is_whole, undescribed};
 use super::operations::Taken;
 use super::{HOST_PATH, OWN, VolumeManager, check_name, dirs_in, identity, mounts, run_blocking};
-use crate::core::state::{ObjectRecord, State, Transaction, VolumePhase, VolumeRecord, child_key};
-use crate::core::volumes::keys::{self, Mark};
-use crate::core::volumes::{CSI, Remote, Source, VolumeMode};
+use crate::core::state::{State, Transaction, VolumePhase, VolumeRecord, child_key};
+use crate::core::volumes::keys::Mark;
+use crate::core::volumes::{CSI, Remote, Source, VolumeMode, records};
 use crate::types::{PodUid, causes};
 
 /// How long what another operation works on is waited for.
@@ -70,12 +70,9 @@ impl VolumeManager {
         }
         // After the disk was read: a record is made before anything on disk is.
         let seen = self.store.snapshot();
-        let mut desk = self.desk();
         let prefix = child_key(uid, "");
         for (key, record) in seen.with_prefix::<VolumeRecord>(&prefix) {
-            let is_whole =
-                !is_elsewhere(record) || desk.remote(&seen, &keys::object_of(key)).is_some();
-            if is_whole {
+            if is_whole(&seen, key, record) {
                 found.retain(|trace| trace.path != Path::new(&record.path));
             }
         }
@@ -150,7 +147,7 @@ impl VolumeManager {
         let table = self.mounts.read();
         let table = table.map_err(io_error("read the mounts below", uid, &self.root))?;
         let seen = self.store.snapshot();
-        if let Some(known) = self.whole_record(&seen, key) {
+        if let Some(known) = whole_record(&seen, key) {
             return Ok(match Path::new(&known.path) == path {
                 true => Found::Recorded,
                 false => Found::Nothing,
@@ -183,7 +180,7 @@ impl VolumeManager {
             Transaction::new().journal(Some(uid), "volume taken over", path.display().to_string());
         transaction = self.add(transaction, uid, key, remote, (path, phase, mark))?;
         if let (Some(device), Some(at)) = (remote.device_key(), self.staging(remote))
-            && self.whole_record(&seen, &device).is_none()
+            && whole_record(&seen, &device).is_none()
         {
             let staged = table.at(&at);
             let staged = staged
@@ -204,36 +201,16 @@ impl VolumeManager {
         Ok(Found::There(Box::new(transaction)))
     }
 
-    /// The record of a volume or device, if its description can be read too.
-    fn whole_record<'s>(&self, seen: &'s State, key: &str) -> Option<&'s VolumeRecord> {
-        let record = seen.record::<VolumeRecord>(key)?;
-        let whole =
-            !is_elsewhere(record) || self.desk().remote(seen, &keys::object_of(key)).is_some();
-        whole.then_some(record)
-    }
-
     fn add(
         &self,
         transaction: Transaction,
         uid: &PodUid,
         key: &str,
         remote: &Remote,
-        (path, phase, mark): (&Path, VolumePhase, Mark),
+        found: (&Path, VolumePhase, Mark),
     ) -> Result<Transaction, VolumeError> {
-        let at = self.clock.now();
-        let object = (remote.object(mark, at)).map_err(|error| VolumeError::Unresolved {
-            pod: uid.clone(),
-            volume: remote.name.clone(),
-            why: format!("describe the volume: {error}"),
-        })?;
-        let record = VolumeRecord {
-            plugin: remote.plugin().to_owned(),
-            path: path.to_string_lossy().into_owned(),
-            phase,
-            at,
-        };
-        let transaction = transaction.put(key, record);
-        Ok(transaction.put(keys::object_of(key), object))
+        let put = records::put(transaction, key, remote, found, self.clock.now());
+        put.map_err(|error| undescribed(uid, &remote.name, &error))
     }
 
     /// Records what is on disk of a pod's volumes as far as the layout alone tells what it is: of a pod that is gone or
@@ -316,9 +293,7 @@ impl VolumeManager {
                     continue;
                 };
                 if seen.record::<VolumeRecord>(&key).is_some()
-                    || seen
-                        .record::<ObjectRecord>(&keys::object_of(&key))
-                        .is_some()
+                    || records::description(seen, &key).is_some()
                 {
                     continue;
                 }
@@ -330,6 +305,12 @@ impl VolumeManager {
         }
         Ok((transaction, count))
     }
+}
+
+/// The record of a volume or device, if its description can be read too.
+fn whole_record<'s>(seen: &'s State, key: &str) -> Option<&'s VolumeRecord> {
+    let record = seen.record::<VolumeRecord>(key)?;
+    is_whole(seen, key, record).then_some(record)
 }
 
 /// What was found at the place of a volume.

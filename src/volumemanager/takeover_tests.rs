@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{CSIPersistentVolumeSource, LocalVolumeSource};
 use tokio::time::Instant;
 
 use super::*;
+use crate::core::state::ObjectRecord;
 use crate::core::volumes::known::{InUse, Known};
 use crate::core::volumes::{Csi, LOCAL, NFS};
 use crate::kuberuntime::sources::Resolved;
@@ -206,8 +207,8 @@ impl World {
 
     fn has(&self, key: &str) -> bool {
         let seen = self.store.snapshot();
-        let object = keys::object_of(key);
-        seen.record::<VolumeRecord>(key).is_some() && seen.record::<ObjectRecord>(&object).is_some()
+        let described = records::description(&seen, key).is_some();
+        seen.record::<VolumeRecord>(key).is_some() && described
     }
 
     /// Waits until every operation that has begun is complete.
@@ -413,7 +414,7 @@ async fn one_record_that_is_lost_is_made_whole_or_keeps_every_device() {
             "volume" => Transaction::new().delete::<VolumeRecord>("pod-a/v"),
             "description" => Transaction::new().delete::<ObjectRecord>("volumes/pod-a/v"),
             "device" => Transaction::new().delete::<VolumeRecord>(&device),
-            _ => Transaction::new().delete::<ObjectRecord>(keys::object_of(&device)),
+            _ => Transaction::new().delete::<ObjectRecord>(device.replace("device/", "devices//")),
         };
         world.store.commit(gone).await.unwrap();
         world.manager.know(ALL);

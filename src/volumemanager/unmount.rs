@@ -8,13 +8,11 @@ use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::error::VolumeError;
-use super::plan::tear_down;
+use super::plan::{Own, tear_down};
 use super::takeover::Trace;
-use super::{HOST_PATH, OWN, POD_WAIT, VolumeManager, medium, run_blocking};
-use crate::core::state::{
-    ObjectRecord, PodRecord, Transaction, VolumePhase, VolumeRecord, child_key,
-};
-use crate::core::volumes::keys;
+use super::{HOST_PATH, OWN, POD_WAIT, VolumeManager, run_blocking};
+use crate::core::state::{PodRecord, Transaction, VolumePhase, VolumeRecord, child_key};
+use crate::core::volumes::records;
 use crate::types::PodUid;
 use crate::types::events::{Event, EventType};
 
@@ -196,7 +194,7 @@ impl VolumeManager {
             plugin
                 if OWN.contains(&plugin) && path.starts_with(self.pod_dir(uid).join("volumes")) =>
             {
-                let own = medium::of(&self.store.snapshot(), uid, name, plugin);
+                let own = Own::of(&self.store.snapshot(), &child_key(uid, name), plugin);
                 let uid = uid.clone();
                 let begun = Instant::now();
                 let done = run_blocking(move || tear_down(&path, &uid, own)).await;
@@ -214,20 +212,8 @@ impl VolumeManager {
         let key = child_key(uid, name);
         self.written().remove(&key);
         let why = format!("{name} ({})", record.plugin);
-        let mut transaction = Transaction::new().delete::<VolumeRecord>(&key).journal(
-            Some(uid),
-            "volume unmounted",
-            why,
-        );
-        let seen = self.store.snapshot();
-        let object = keys::volume_object(uid, name);
-        if seen.record::<ObjectRecord>(&object).is_some() {
-            transaction = transaction.delete::<ObjectRecord>(object);
-        }
-        let medium = medium::key(uid, name);
-        if seen.stored(&medium).is_some() {
-            transaction = transaction.delete_object(&medium);
-        }
-        self.commit(uid, name, transaction).await
+        let gone = records::forget(Transaction::new(), &self.store.snapshot(), &key);
+        let gone = gone.journal(Some(uid), "volume unmounted", why);
+        self.commit(uid, name, gone).await
     }
 }

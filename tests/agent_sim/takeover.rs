@@ -1,10 +1,11 @@
 //! Volumes of pods that run without a record: the store is lost, or one record of it. What is mounted stays in use.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use holdfast::core::state::{ObjectRecord, Record, Table, Transaction, VolumePhase, VolumeRecord};
 use holdfast::core::volumes::keys::{self, Mark};
-use holdfast::core::volumes::{Csi, Remote, Source, VolumeMode};
+use holdfast::core::volumes::{Csi, Remote, Source, VolumeMode, records};
 use holdfast::store::backend::{Backend, Op};
 use holdfast::store::codec;
 use holdfast::store::recover::Integrity;
@@ -97,8 +98,15 @@ fn phase(w: &World, key: &str) -> Option<VolumePhase> {
 
 fn described(w: &World, key: &str) -> Option<Remote> {
     let state = w.state();
-    let object = state.record::<ObjectRecord>(&keys::object_of(key))?;
-    Remote::of(object).ok()
+    records::remote(&state, key).map(Arc::unwrap_or_clone)
+}
+
+/// Key of the description that belongs to a record.
+fn description_of(key: &str) -> String {
+    match key.strip_prefix(keys::DEVICE) {
+        Some(id) => format!("devices//{id}"),
+        None => format!("volumes/{key}"),
+    }
 }
 
 fn in_use(w: &World) -> serde_json::Value {
@@ -153,15 +161,8 @@ async fn running() -> Option<(World, String)> {
         (device(), staged(&w)),
         (format!("{uid}/data"), published(&w, &uid)),
     ] {
-        let record = VolumeRecord {
-            plugin: "kubernetes.io/csi".to_owned(),
-            path: path.to_string_lossy().into_owned(),
-            phase: VolumePhase::Mounted,
-            at: now,
-        };
-        let object = remote().object(Mark::Mount, now).unwrap();
-        transaction = transaction.put(keys::object_of(&key), object);
-        transaction = transaction.put(key, record);
+        let mounted = (&*path, VolumePhase::Mounted, Mark::Mount);
+        transaction = records::put(transaction, &key, &remote(), mounted, now).unwrap();
     }
     w.agent().store().commit(transaction).await.unwrap();
     w.until("the pod runs", 300, |w| w.shown_phase("web") == "Running")
@@ -282,10 +283,10 @@ async fn restart_keeps_a_disk_in_use_whichever_of_its_records_is_damaged() {
         match which {
             "volume" => damage::<VolumeRecord>(&w, Table::Volumes, &volume),
             "description" => {
-                damage::<ObjectRecord>(&w, Table::Objects, &keys::object_of(&volume));
+                damage::<ObjectRecord>(&w, Table::Objects, &description_of(&volume));
             }
             "device" => damage::<VolumeRecord>(&w, Table::Volumes, &device()),
-            _ => damage::<ObjectRecord>(&w, Table::Objects, &keys::object_of(&device())),
+            _ => damage::<ObjectRecord>(&w, Table::Objects, &description_of(&device())),
         }
         w.start().await;
         shows_for(&w, 90).await;

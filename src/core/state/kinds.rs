@@ -16,7 +16,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::Durability::{self, Durable, Relaxed};
-use super::{ObjectRecord, Record as _, State, Table, Transaction, VolumeRecord};
+use super::{ObjectRecord, Record as _, State, Table, Transaction, Versioned, VolumeRecord};
 use crate::types::{PodUid, Stamp};
 
 /// Origin of the content of a kind.
@@ -367,7 +367,7 @@ pub struct Unparseable {
 #[derive(Debug)]
 pub struct Stored<'a, K> {
     key: &'a str,
-    record: &'a ObjectRecord,
+    found: &'a Versioned<ObjectRecord>,
     kind: PhantomData<fn() -> K>,
 }
 
@@ -391,17 +391,17 @@ impl<'a, K: Kind> Stored<'a, K> {
 
     /// Returns when it was written.
     pub fn at(&self) -> Stamp {
-        self.record.at
+        self.found.record.at
     }
 
     /// Returns the version that it was written with; empty unless its writer gives one.
     pub fn version(&self) -> &'a str {
-        &self.record.resource_version
+        &self.found.record.resource_version
     }
 
     /// Returns whether it holds this content, without reading it.
     pub fn is(&self, content: &K) -> bool {
-        self.record.data == ObjectRecord::own(content, self.record.at).data
+        self.found.record.data == ObjectRecord::own(content, self.found.record.at).data
     }
 
     /// Reads its content.
@@ -409,10 +409,24 @@ impl<'a, K: Kind> Stored<'a, K> {
     /// # Errors
     /// When it cannot be read.
     pub fn read(&self) -> Result<K, Unparseable> {
-        serde_json::from_slice(&self.record.data).map_err(|source| Unparseable {
+        serde_json::from_slice(&self.found.record.data).map_err(|source| Unparseable {
             key: self.key.to_owned(),
             source,
         })
+    }
+
+    /// Returns its content, which is read once for all who ask for it.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn shared(&self) -> Result<Arc<K>, Unparseable>
+    where
+        K: Send + Sync + 'static,
+    {
+        match self.found.memo.get(|| self.read().ok()) {
+            Some(content) => Ok(content),
+            None => self.read().map(Arc::new),
+        }
     }
 
     /// Reads its content, of a kind whose damaged records are the same as none.
@@ -451,11 +465,11 @@ impl Change {
 
 impl State {
     /// Returns a record of a kind, read or not.
-    pub fn stored<'a, K: Kind>(&'a self, key: &'a Key<K>) -> Option<Stored<'a, K>> {
-        let record = self.record::<ObjectRecord>(key)?;
+    pub fn stored<K: Kind>(&self, key: &Key<K>) -> Option<Stored<'_, K>> {
+        let (key, found) = ObjectRecord::table(self).get_key_value::<str>(key)?;
         Some(Stored {
             key,
-            record,
+            found,
             kind: PhantomData,
         })
     }
@@ -484,7 +498,7 @@ impl State {
             .take_while(move |(key, _)| key.starts_with(start.as_str()))
             .map(|(key, versioned)| Stored {
                 key,
-                record: &versioned.record,
+                found: versioned,
                 kind: PhantomData,
             })
     }

@@ -9,8 +9,10 @@ pub mod kinds;
 mod records;
 mod transaction;
 
+use std::any::Any;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
 
 use imbl::OrdMap;
 use serde::de::DeserializeOwned;
@@ -38,6 +40,44 @@ pub struct Versioned<R> {
     pub version: Version,
     /// The record.
     pub record: R,
+    /// Its content as readers see it.
+    memo: Memo,
+}
+
+/// Content of a record that was read from its bytes: made when it is first asked for, shared by all readers, and gone with
+/// the version of the record that it was read from. No part of the record's value.
+#[derive(Clone, Default)]
+struct Memo(OnceLock<Option<Arc<dyn Any + Send + Sync>>>);
+
+impl fmt::Debug for Memo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Memo")
+    }
+}
+
+impl PartialEq for Memo {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Memo {
+    /// Returns the content, which `read` makes the first time; `None` when it cannot, or when others read it as another type.
+    fn get<T: Send + Sync + 'static>(&self, read: impl FnOnce() -> Option<T>) -> Option<Arc<T>> {
+        let erase = |content: T| Arc::new(content) as Arc<dyn Any + Send + Sync>;
+        let found = self.0.get_or_init(|| read().map(erase)).clone()?;
+        found.downcast().ok()
+    }
+}
+
+impl<R> Versioned<R> {
+    fn new(version: Version, record: R) -> Self {
+        Self {
+            version,
+            record,
+            memo: Memo::default(),
+        }
+    }
 }
 
 /// A type that has a table of its own.
@@ -169,7 +209,7 @@ macro_rules! tables {
                         Mutation::Put { key, record: AnyRecord::$variant(record) } => {
                             let class = <$record>::class(self.$field.get(key).map(|v| &v.record), Some(record))
                                 .max(kinds::class_of(Table::$variant, key));
-                            self.$field.insert(Arc::clone(key), Arc::new(Versioned { version, record: record.clone() }));
+                            self.$field.insert(Arc::clone(key), Arc::new(Versioned::new(version, record.clone())));
                             class
                         }
                     )+
@@ -190,7 +230,7 @@ macro_rules! tables {
                 match record {
                     $(
                         AnyRecord::$variant(record) => {
-                            self.$field.insert(key, Arc::new(Versioned { version, record }));
+                            self.$field.insert(key, Arc::new(Versioned::new(version, record)));
                         }
                     )+
                 }

@@ -9,6 +9,7 @@ pub mod growth;
 pub mod keys;
 pub mod known;
 pub mod planner;
+pub mod records;
 
 use std::collections::BTreeSet;
 

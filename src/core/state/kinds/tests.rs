@@ -84,6 +84,38 @@ fn what_is_put_is_found_again_under_the_key_and_as_the_json_of_earlier_releases(
 }
 
 #[test]
+fn content_is_read_once_for_each_version_of_a_record() {
+    let key = Key::<Note>::new("", "5a");
+    let mut state = State::default();
+    apply(
+        &mut state,
+        &Transaction::new().put_object(&key, &note("a"), at(7)),
+    );
+    let first = state.stored(&key).unwrap().shared().unwrap();
+    assert_eq!(*first, note("a"));
+    let older = state.clone();
+    let again = state.stored(&key).unwrap().shared().unwrap();
+    assert!(Arc::ptr_eq(&first, &again));
+    apply(
+        &mut state,
+        &Transaction::new().put_object(&key, &note("b"), at(8)),
+    );
+    assert_eq!(*state.stored(&key).unwrap().shared().unwrap(), note("b"));
+    let before = older.stored(&key).unwrap().shared().unwrap();
+    assert!(Arc::ptr_eq(&first, &before), "a snapshot keeps its own");
+
+    let damaged = ObjectRecord {
+        data: b"{".to_vec(),
+        ..ObjectRecord::own("", at(1))
+    };
+    apply(&mut state, &Transaction::new().put(&*key, damaged));
+    for _ in 0..2 {
+        let error = state.stored(&key).unwrap().shared().unwrap_err();
+        assert_eq!(error.key, "attached//5a");
+    }
+}
+
+#[test]
 fn a_damaged_record_is_an_error_to_who_reads_it_and_absent_where_its_kind_says_so() {
     let mut state = State::default();
     let damaged = ObjectRecord {
