@@ -441,6 +441,21 @@ pub fn changes(allocated_pod: &Pod, actuated: &Allocations, running: &[&str]) ->
         .collect()
 }
 
+/// Returns whether an allocated resize is not in force: an agent died before the runtime had all of it, or the runtime
+/// refused it. `record` is what the runtime was told, `allocation` the record of the admission.
+pub fn is_unfinished(
+    pod: &Pod,
+    allocation: &Allocations,
+    record: &ResizeRecord,
+    running: &[&str],
+) -> bool {
+    let allocated = with_allocation(pod, &allocated(pod, allocation));
+    let pod = allocated.as_ref().unwrap_or(pod);
+    record.started
+        || pod_changes(pod, &record.actuated)
+        || !changes(pod, &record.actuated, running).is_empty()
+}
+
 /// Returns whether `resizePolicy` asks for a restart when this resource changes. An init container that runs to its end
 /// has no policy: an API server takes none.
 fn restarts_for(pod: &Pod, container: &Container, resource: &str) -> bool {

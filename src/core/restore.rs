@@ -18,6 +18,7 @@ use super::offline;
 use super::pleg_diff;
 use super::pod_actions::{self, PodActionInput};
 use super::pod_worker::{self, Worker, WorkerUpdate};
+use super::resize::{self, ResizeRecord};
 use super::shutdown::{self, AfterShutdown, ShutdownRecord};
 use super::state::kinds::Key;
 use super::state::{
@@ -26,7 +27,7 @@ use super::state::{
     StatusRecord, Transaction, WorkerPhase, WorkerRecord,
 };
 use crate::kubeletconfig::OfflineStart;
-use crate::types::runtime::PodStatus as RuntimePodStatus;
+use crate::types::runtime::{ContainerState, PodStatus as RuntimePodStatus};
 use crate::types::{BootIdentity, ContainerId, PodExt, PodSource, PodSyncType, PodUid, Stamp};
 
 /// Longest time until a resumed pod is checked again, whatever was recorded.
@@ -388,9 +389,9 @@ fn sync_outcome(
     record: &WorkerRecord,
     status: &RuntimePodStatus,
 ) -> (Outcome, Option<Stamp>) {
-    let rejected = state
-        .record::<AdmissionRecord>(uid.as_str())
-        .is_some_and(|a| matches!(a.decision, AdmissionDecision::Rejected { .. }));
+    let admission = state.record::<AdmissionRecord>(uid.as_str());
+    let rejected =
+        admission.is_some_and(|a| matches!(a.decision, AdmissionDecision::Rejected { .. }));
     let unreported = state.record::<StatusRecord>(uid.as_str()).is_none();
     if record.started.is_none() || rejected || unreported {
         return (Outcome::Repaired, None);
@@ -410,7 +411,10 @@ fn sync_outcome(
         backoff_max: input.backoff_max,
     });
     let acts = !actions.is_empty() || actions.restart_all;
-    if unrecorded_exit || acts || has_untold_container(input, state, uid, status) {
+    let resizes = ResizeRecord::of(state, pod).is_some_and(|told| {
+        admission.is_some_and(|a| resize::is_unfinished(pod, &a.allocated, &told, &running(status)))
+    });
+    if unrecorded_exit || acts || resizes || has_untold_container(input, state, uid, status) {
         return (Outcome::Repaired, None);
     }
     let latest = input.now.plus(LONGEST_PAUSE);
@@ -425,6 +429,14 @@ fn sync_outcome(
     .flatten()
     .min_by_key(|s| s.boottime_ms);
     (Outcome::Resumed, due)
+}
+
+fn running(status: &RuntimePodStatus) -> Vec<&str> {
+    let running = status.containers.iter();
+    running
+        .filter(|c| c.state == ContainerState::Running)
+        .map(|c| c.name.as_str())
+        .collect()
 }
 
 /// Returns whether the pod's status lacks the newest start or end of a container: the agent ended before it reported

@@ -5,6 +5,7 @@
 use std::fs;
 use std::net::Ipv4Addr;
 use std::os::unix::process::ExitStatusExt as _;
+use std::time::{Duration, Instant};
 
 use holdfast_testkit::containerd::{BUSYBOX, Version};
 use holdfast_testkit::fake_api::{FakeApi, Served};
@@ -13,6 +14,9 @@ use serde_json::{Value, json};
 
 use crate::agent_process::{Agent, NODE, PATIENCE, cgroup_dirs, eventually};
 use crate::world::{FOREVER, Seen, World};
+
+/// Time in which an agent starts and finishes the resize that the death of another one cut off; pods are synced each minute.
+const SOON: Duration = Duration::from_secs(20);
 
 /// A node of a cluster.
 struct Node {
@@ -26,8 +30,6 @@ struct Node {
 impl Node {
     fn new() -> Self {
         let world = World::new(Version::Installed);
-        // A resize that was cut off goes on with the next sync of its pod.
-        world.configure("syncFrequency: 5s\n");
         let rt = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -197,9 +199,12 @@ fn a_resize_of_a_pod_as_a_whole_survives_a_kill_at_each_step() {
         });
         let status = agent.wait_exit(PATIENCE);
         assert_eq!(status.signal(), Some(9), "{point}: {}", agent.log());
+        let started = Instant::now();
         let agent = node.start();
         node.wait_in_force("whole", None, &limits(size));
         node.wait_in_force("whole", Some(&main), &limits(size));
+        let took = started.elapsed();
+        assert!(took < SOON, "{point}: {took:?}\n{}", agent.log());
         node.wait_shown("whole", &format!("{}Mi", size.0));
         node.wait_in_force("whole", Some(&other), &limits((48, 10)));
         let running = node.world.running();
@@ -235,8 +240,11 @@ fn an_init_container_is_resized_while_it_runs() {
         });
         let status = agent.wait_exit(PATIENCE);
         assert_eq!(status.signal(), Some(9), "{}", agent.log());
+        let started = Instant::now();
         let agent = node.start();
         node.wait_in_force("starts", Some(&init), &limits(size));
+        let took = started.elapsed();
+        assert!(took < SOON, "{took:?}\n{}", agent.log());
         eventually("the init container is shown with it", || {
             let status = node.pod("starts")["status"].clone();
             let limits = &status["initContainerStatuses"][0]["resources"]["limits"];

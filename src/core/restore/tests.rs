@@ -366,6 +366,43 @@ fn a_resumed_pod_is_due_when_its_active_deadline_is_whatever_the_queue_says() {
 }
 
 #[test]
+fn a_pod_whose_resize_was_cut_off_is_synced_at_once() {
+    let of = |cpu: &str| {
+        let all = [("cpu", cpu), ("limits.cpu", "0"), ("limits.memory", "0")];
+        let all = all.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        BTreeMap::from([("a".to_owned(), BTreeMap::from(all))])
+    };
+    for (what, told, started, outcome) in [
+        ("it is in force", "200m", false, Outcome::Resumed),
+        ("the runtime was not told", "100m", false, Outcome::Repaired),
+        ("its end is not on record", "200m", true, Outcome::Repaired),
+    ] {
+        let mut start = settled().put(
+            "u1",
+            AdmissionRecord {
+                decision: AdmissionDecision::Admitted,
+                allocated: of("200m"),
+                at: at(10),
+            },
+        );
+        let record = ResizeRecord {
+            actuated: of(told),
+            error: None,
+            started,
+        };
+        let key = resize::resize_key(&pod("Always", &["a"]));
+        let put = Transaction::new().put_object(&key, &record, at(20));
+        for mutation in &put.mutations {
+            start.state.apply(mutation, 1);
+        }
+        let restored = start.pod();
+        assert_eq!(restored.outcome, outcome, "{what}");
+        let is_resumed = outcome == Outcome::Resumed;
+        assert_eq!(restored.due.is_some(), is_resumed, "{what}");
+    }
+}
+
+#[test]
 fn a_pod_is_confirmed_in_the_epoch_its_source_confirmed_it_in_and_later_ones_are_not() {
     for (epoch, confirmed) in [(3, true), (2, true), (4, false)] {
         let mut start = settled();
