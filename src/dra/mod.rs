@@ -129,6 +129,8 @@ struct Inner {
     /// One for each pod whose claims are prepared or unprepared. Taken before those of claims.
     pods: Mutex<Turns<PodUid>>,
     wipes: Mutex<Wipes>,
+    /// Held while a driver registers, and while ResourceSlices are deleted.
+    registering: tokio::sync::Mutex<()>,
     /// A driver has come or gone.
     moved: Notify,
     /// Something was added to `Shared::changed`.
@@ -174,6 +176,7 @@ impl DraManager {
                 turns: Mutex::default(),
                 pods: Mutex::default(),
                 wipes: Mutex::new(Wipes::of(known)),
+                registering: tokio::sync::Mutex::default(),
                 moved: Notify::new(),
                 changes: Notify::new(),
                 stop: CancellationToken::new(),
@@ -209,6 +212,8 @@ impl DraManager {
         versions: &[String],
     ) -> Result<(), String> {
         let service = service_of(driver, endpoint, versions)?;
+        // A deletion of its ResourceSlices under way ends first.
+        let _turn = self.inner.registering.lock().await;
         let is_taken = (self.shared().drivers.get(driver).into_iter().flatten())
             .any(|p| p.client.socket() == endpoint && p.registration != registration);
         if is_taken {
@@ -239,6 +244,7 @@ impl DraManager {
             instances.push(plugin.clone());
             plugin
         };
+        self.wipes().registers(driver);
         info!(driver, endpoint = %endpoint.display(), service, "a DRA driver is registered");
         self.moved(driver);
         let (manager, driver) = (self.clone(), driver.to_owned());

@@ -4,14 +4,16 @@
 //! A driver is gone when no instance of it was connected for [`GRACE`]; once registrations are taken after a start of the agent, all
 //! drivers have as long to register, those on record and those that this agent has never seen ([`OTHERS`]). Upstream deletes the
 //! slices of all drivers at its start, and they are written anew.
+//!
+//! **Invariant:** a deletion and a registration take turns. Right before a request deletes anything, its driver is away; a driver
+//! that registers meanwhile is registered after the request has ended, and has [`GRACE`] to connect.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
-use k8s_openapi::Resource as _;
-use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::api::{Api, DeleteParams, ListParams};
+use kube::core::{ApiResource, DynamicObject};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
@@ -25,8 +27,12 @@ const GRACE: Duration = Duration::from_secs(30);
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
 /// Stands for all drivers of the node that have not registered since the agent has started. No driver has this name.
 const OTHERS: &str = "";
-/// Deadline of a deletion.
-const DELETE: Duration = Duration::from_secs(30);
+/// Deadline of a deletion. A driver that registers meanwhile waits as long.
+const DELETE: Duration = Duration::from_secs(10);
+/// Group of ResourceSlices, and its versions, the newest first. A server has one of them at least, or no ResourceSlices.
+const GROUP: &str = "resource.k8s.io";
+const VERSIONS: [&str; 3] = ["v1", "v1beta2", "v1beta1"];
+const PLURAL: &str = "resourceslices";
 
 /// Drivers that are away.
 #[derive(Default)]
@@ -46,7 +52,14 @@ impl Wipes {
         wipes
     }
 
-    fn away(&mut self, driver: &str) {
+    /// A driver registers: if it was away, it has time to connect.
+    pub(super) fn registers(&mut self, driver: &str) {
+        if let Some(due) = self.due.get_mut(driver) {
+            *due = (Instant::now() + GRACE, PAUSES.0);
+        }
+    }
+
+    pub(super) fn away(&mut self, driver: &str) {
         let first = (Instant::now() + GRACE, PAUSES.0);
         self.due.entry(driver.to_owned()).or_insert(first);
     }
@@ -100,21 +113,29 @@ impl DraManager {
             };
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = self.inner.moved.notified() => {}
+                () = self.inner.moved.notified() => continue,
+                () = due => {}
+            }
+            // Drivers that come or go do not cut a request off: it might be served after the next registration.
+            tokio::select! {
+                () = stop.cancelled() => return,
                 // Deleting twice is the same as once.
-                () = async { due.await; self.wipe_due().await } => {}
+                () = self.wipe_due() => {}
             }
         }
     }
 
-    async fn wipe_due(&self) {
+    pub(super) async fn wipe_due(&self) {
         let now = Instant::now();
         let due: Vec<String> = (self.wipes().due.iter())
             .filter(|(_, (at, _))| *at <= now)
             .map(|(driver, _)| driver.clone())
             .collect();
         for driver in due {
-            if !self.wipes().due.contains_key(&driver) {
+            // Until the answer nobody registers.
+            let _turn = self.inner.registering.lock().await;
+            let is_due = |(at, _): &(Instant, Duration)| *at <= now;
+            if !self.wipes().due.get(&driver).is_some_and(is_due) {
                 // It came back while another one's were deleted.
                 continue;
             }
@@ -141,8 +162,19 @@ impl DraManager {
         if driver == OTHERS {
             return self.wipe_others().await;
         }
-        if self.delete_slices(&format!("spec.driver={driver}")).await? {
-            info!(driver, "deleted the ResourceSlices of a removed DRA driver");
+        let mut is_deleted = false;
+        for version in VERSIONS {
+            let selector = format!("spec.driver={driver}");
+            is_deleted = self.delete_slices(version, &selector).await?;
+            if is_deleted {
+                break;
+            }
+        }
+        if is_deleted {
+            info!(
+                driver,
+                "deleted the ResourceSlices of a removed DRA driver"
+            );
         }
         if self.shared().drivers.contains_key(driver) {
             // It may come back by the socket that it registered.
@@ -158,41 +190,45 @@ impl DraManager {
     /// Deletes the ResourceSlices of all drivers but those that have registered since the agent has started, and those on record,
     /// which have their own time.
     async fn wipe_others(&self) -> Result<(), String> {
-        if !self.serves_slices().await? {
+        let Some(version) = self.served_version().await? else {
             return Ok(());
-        }
+        };
         let mut known: BTreeSet<String> = self.shared().drivers.keys().cloned().collect();
         known.extend(self.wipes().due.keys().cloned());
         known.remove(OTHERS);
         let others: Vec<String> = known.iter().map(|d| format!("spec.driver!={d}")).collect();
-        if self.delete_slices(&others.join(",")).await? {
+        if self.delete_slices(version, &others.join(",")).await? {
             debug!("deleted the ResourceSlices of DRA drivers that have not registered");
         }
         Ok(())
     }
 
-    /// Returns whether the API server has ResourceSlices. Asked of discovery: older servers refuse a deletion of what they do not
-    /// know.
-    async fn serves_slices(&self) -> Result<bool, String> {
+    /// Returns the newest version of ResourceSlices that the API server has; `None` if it has none. Asked of discovery: older
+    /// servers refuse a deletion of what they do not know.
+    async fn served_version(&self) -> Result<Option<&'static str>, String> {
         let Some(api) = &self.inner.options.api else {
-            return Ok(false);
+            return Ok(None);
         };
         let client = api.kube();
-        let found = client.list_api_group_resources(ResourceSlice::API_VERSION);
-        match tokio::time::timeout(DELETE, found).await {
-            Ok(Ok(found)) => Ok(found
-                .resources
-                .iter()
-                .any(|resource| resource.name == ResourceSlice::URL_PATH_SEGMENT)),
-            Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(false),
-            Ok(Err(error)) => Err(causes(&error)),
-            Err(_) => Err(format!("no answer within {} s", DELETE.as_secs())),
+        for version in VERSIONS {
+            let of_group = format!("{GROUP}/{version}");
+            let found = client.list_api_group_resources(&of_group);
+            let found = match tokio::time::timeout(DELETE, found).await {
+                Ok(Ok(found)) => found,
+                Ok(Err(kube::Error::Api(status))) if status.code == 404 => continue,
+                Ok(Err(error)) => return Err(causes(&error)),
+                Err(_) => return Err(format!("no answer within {} s", DELETE.as_secs())),
+            };
+            if found.resources.iter().any(|r| r.name == PLURAL) {
+                return Ok(Some(version));
+            }
         }
+        Ok(None)
     }
 
     /// Deletes the ResourceSlices of this node that a field selector selects, all with an empty one. Returns whether the server
-    /// has ResourceSlices.
-    async fn delete_slices(&self, selector: &str) -> Result<bool, String> {
+    /// has ResourceSlices in this version.
+    async fn delete_slices(&self, version: &str, selector: &str) -> Result<bool, String> {
         let options = &self.inner.options;
         let Some(api) = &options.api else {
             return Ok(false);
@@ -201,7 +237,14 @@ impl DraManager {
         if !selector.is_empty() {
             fields = format!("{fields},{selector}");
         }
-        let slices = Api::<ResourceSlice>::all(api.kube());
+        let of_version = ApiResource {
+            group: GROUP.to_owned(),
+            version: version.to_owned(),
+            api_version: format!("{GROUP}/{version}"),
+            kind: "ResourceSlice".to_owned(),
+            plural: PLURAL.to_owned(),
+        };
+        let slices = Api::<DynamicObject>::all_with(api.kube(), &of_version);
         let (params, selected) = (
             DeleteParams::default(),
             ListParams::default().fields(&fields),
@@ -209,7 +252,7 @@ impl DraManager {
         let delete = slices.delete_collection(&params, &selected);
         match tokio::time::timeout(DELETE, delete).await {
             Ok(Ok(_)) => Ok(true),
-            // A server without ResourceSlices has none.
+            // A server without them has none.
             Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(false),
             Ok(Err(error)) => Err(causes(&error)),
             Err(_) => Err(format!("no answer within {} s", DELETE.as_secs())),

@@ -74,13 +74,19 @@ impl World {
 
     /// The API server is one that has ResourceSlices.
     fn serve_slices(&self) {
+        self.serve_slices_of("v1");
+    }
+
+    /// The API server is one that has ResourceSlices in this version alone.
+    fn serve_slices_of(&self, version: &str) {
         let slices = json!({
             "name": "resourceslices", "singularName": "", "namespaced": false, "kind": "ResourceSlice", "verbs": ["deletecollection"],
         });
+        let group_version = format!("resource.k8s.io/{version}");
         let list = json!({
-            "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "resource.k8s.io/v1", "resources": [slices],
+            "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": [slices],
         });
-        let path = "/apis/resource.k8s.io/v1".to_owned();
+        let path = format!("/apis/resource.k8s.io/{version}");
         self.api.with(|model| model.objects.insert(path, list));
     }
 
@@ -616,9 +622,102 @@ async fn a_server_without_slices_is_not_asked_to_delete_any() {
     let runs = tokio::spawn(world.agent(1).run(stop.clone()));
     tokio::time::sleep(Duration::from_secs(900)).await;
     let log = world.api.with(|model| model.log.clone());
-    assert_eq!(log, ["GET /apis/resource.k8s.io/v1"]);
+    let versions = ["v1", "v1beta2", "v1beta1"];
+    let asked = versions.map(|version| format!("GET /apis/resource.k8s.io/{version}"));
+    assert_eq!(log, asked);
     stop.cancel();
     runs.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn slices_of_servers_with_an_older_version_are_deleted_too() {
+    for version in ["v1beta2", "v1beta1"] {
+        let world = World::new();
+        let agent = world.agent(1);
+        let now = agent.inner.options.clock.now();
+        let put = Transaction::new().put_object(&driver_key(GPU), &DriverRecord::default(), now);
+        world.store.commit(put).await.unwrap();
+        world.serve_slices_of(version);
+        let path = format!("/apis/resource.k8s.io/{version}/resourceslices");
+        let deletion = format!("DELETE {path}");
+        world.api.with(|model| {
+            let list = json!({"kind": "Status", "apiVersion": "v1", "status": "Success"});
+            model.objects.insert(path, list);
+        });
+        let stop = CancellationToken::new();
+        let runs = tokio::spawn(world.agent(1).run(stop.clone()));
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        let log = world.api.with(|model| model.log.clone());
+        let deletions = log.iter().filter(|line| **line == deletion);
+        assert_eq!(
+            deletions.count(),
+            2,
+            "of the driver, and of all others: {log:?}"
+        );
+        assert!(DriverRecord::names(&world.store.snapshot()).is_empty());
+        stop.cancel();
+        runs.await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_driver_registers_before_or_after_a_deletion_and_not_during_one() {
+    let world = World::new();
+    let agent = world.agent(1);
+    agent.wipes().away(GPU);
+    let driver = world.driver("gpu");
+    // A deletion is under way.
+    let turn = agent.inner.registering.lock().await;
+    let registers = {
+        let (agent, socket) = (agent.clone(), driver.socket().to_owned());
+        tokio::spawn(async move {
+            let (registration, versions) = (socket.with_extension("reg"), [V1.to_owned()]);
+            agent.register(GPU, &socket, &registration, &versions).await
+        })
+    };
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(agent.plugin(GPU).is_err(), "it waits for the answer");
+    // The time of the driver is over, and it is registered when the next deletion has its turn.
+    if let Some((at, _)) = agent.wipes().due.get_mut(GPU) {
+        *at = tokio::time::Instant::now();
+    }
+    let wipes = {
+        let agent = agent.clone();
+        tokio::spawn(async move { agent.wipe_due().await })
+    };
+    drop(turn);
+    registers.await.unwrap().unwrap();
+    wipes.await.unwrap();
+    assert_eq!(world.api.count("DELETE"), 0);
+    eventually(|| agent.plugin(GPU).unwrap().client.is_connected()).await;
+    assert!(!agent.wipes().due.contains_key(GPU));
+}
+
+#[tokio::test]
+async fn a_driver_that_registers_after_a_failed_deletion_has_its_time_to_connect() {
+    let world = World::new();
+    world.api.with(|model| model.fails = Some(500));
+    let agent = world.agent(1);
+    agent.wipes().away(GPU);
+    let past = tokio::time::Instant::now();
+    if let Some((at, _)) = agent.wipes().due.get_mut(GPU) {
+        *at = past;
+    }
+    agent.wipe_due().await;
+    assert_eq!(world.api.count("DELETE"), 1);
+    if let Some((at, _)) = agent.wipes().due.get_mut(GPU) {
+        *at = past;
+    }
+    // Nobody serves there yet.
+    let (socket, versions) = (world.dir.path().join("late"), [V1.to_owned()]);
+    let registered = agent.register(GPU, &socket, Path::new("/late-reg"), &versions);
+    registered.await.unwrap();
+    agent.wipe_due().await;
+    assert_eq!(
+        world.api.count("DELETE"),
+        1,
+        "it has half a minute to connect"
+    );
 }
 
 #[tokio::test]
