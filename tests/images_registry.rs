@@ -616,6 +616,70 @@ async fn parts_of_a_pull_that_is_not_under_way_go_when_room_is_needed() {
     assert_eq!(loading().lines().count(), 1, "{}", loading());
 }
 
+/// A clock that is behind.
+struct Behind(Arc<dyn Clock>, i64);
+
+impl Clock for Behind {
+    fn now(&self) -> Stamp {
+        let now = self.0.now();
+        Stamp {
+            wall_ms: now.wall_ms - self.1,
+            ..now
+        }
+    }
+}
+
+#[tokio::test]
+async fn parts_of_a_pull_stay_when_another_image_is_removed_and_their_lease_is_renewed() {
+    const DAY: i64 = 24 * 3600 * 1000;
+    let world = world();
+    let registry = Registry::start(false);
+    registry.push_of("big", "1", BIG);
+    registry.push_of("other", "1", 4096);
+    let proxy = Proxy::start(registry.port);
+    let (image, other) = (
+        format!("127.0.0.1:{}/big:1", proxy.port),
+        format!("127.0.0.1:{}/other:1", registry.port),
+    );
+    proxy.set(Weather::Slow(BIG / 8));
+    let endpoint = world.containerd.endpoint();
+    let clock = Arc::new(Behind(world.clock.clone(), 6 * DAY));
+    let early = CriClient::new(&endpoint, None, CriTimeouts::default(), Metrics::default())
+        .unwrap()
+        .resuming_pulls("boot", clock);
+    assert!(!pull_for(&early, &image, Duration::from_secs(2)).await);
+    let loading = || world.containerd.ctr(&["content", "active"]).unwrap();
+    assert!(loading().lines().count() > 1, "{}", loading());
+
+    let cri = client(&world, "boot");
+    assert!(pull_for(&cri, &other, Duration::from_secs(60)).await);
+    cri.remove_image(&other).await.unwrap();
+    let held = leases(&world);
+    assert_eq!(held.len(), 1);
+    assert!(loading().lines().count() > 1, "{}", loading());
+
+    // It ends in a day, by the clock that is right.
+    let ends = || {
+        let listed = world.containerd.ctr(&["leases", "ls"]).unwrap();
+        let line = listed.lines().find(|line| line.contains(PULL_LEASES));
+        let line = line.unwrap().to_owned();
+        let at = line.split("containerd.io/gc.expire=").nth(1).unwrap();
+        let at = at.split([',', ' ']).next().unwrap();
+        at.parse::<jiff::Timestamp>().unwrap().as_millisecond()
+    };
+    let left = || ends() - world.clock.now().wall_ms;
+    assert!(left() < 2 * DAY, "{}", left());
+    let sent = proxy.sent();
+    assert!(!pull_for(&cri, &image, Duration::from_millis(500)).await);
+    assert_eq!(leases(&world), held);
+    assert!(left() > 6 * DAY, "{}", left());
+    proxy.set(Weather::Fine);
+    assert!(pull_for(&cri, &image, Duration::from_secs(60)).await);
+    let all = proxy.sent();
+    assert!(all <= BIG as u64 * 11 / 10, "{sent} before, {all} in all");
+    assert_eq!(leases(&world), [""; 0]);
+}
+
 /// Damaged parts are not used for ever.
 #[tokio::test]
 async fn a_damaged_part_costs_one_pull() {

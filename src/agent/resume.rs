@@ -63,7 +63,7 @@ pub(super) async fn restore(
         tasks::check_cgroup_driver(cri, config.kubelet.cgroup_driver, &*base.recorder),
     );
     if taken_over.is_err() {
-        warn!("taking over the pulls of an earlier boot takes long; pods go on");
+        warn!("taking over the pulls of an earlier boot takes long; pods go on, pulls wait for it");
     }
     let (plan, statics, as_of) = plan(config, base, cri).await;
     // A degraded store holds this: a full disk must not keep pods from being looked after.

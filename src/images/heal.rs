@@ -638,6 +638,8 @@ async fn remove_names<S: ImageService>(
     service: &S,
 ) -> bool {
     let image = suspect.image.as_str();
+    // Parts of a pull that is not under way may be the same layers. The next pull would take them as they are.
+    service.release_pulls().await;
     // Those that come back with a tag.
     let digests = suspect.found.repo_digests.iter();
     let digests = digests.filter(|digest| !names.contains_key(&qualified(digest)));

@@ -129,7 +129,8 @@ pub trait ImageService: Clone + Send + Sync + 'static {
     /// Removes an image by name or ID. One that is gone counts as removed.
     fn remove_image(&self, image: &str) -> impl Future<Output = Result<(), CriError>> + Send;
 
-    /// Removes what unfinished pulls have brought that are not under way, to make room. They start from nothing then.
+    /// Removes what unfinished pulls have brought that are not under way: to make room, and before a possibly corrupt image is
+    /// removed, of which they may have layers. They start from nothing then.
     fn release_pulls(&self) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }

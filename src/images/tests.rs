@@ -61,6 +61,8 @@ struct Fake {
     begun: Notify,
     /// Images that were removed, in this order.
     removed: Mutex<Vec<String>>,
+    /// Number of images that were removed each time when the parts of pulls were let go.
+    released: Mutex<Vec<usize>>,
     /// Number of requests for the image directory.
     syncs: AtomicU32,
     /// The directory of images is not there.
@@ -209,6 +211,11 @@ impl ImageService for FakeService {
         let name = image.strip_prefix("id-of-").unwrap_or(image);
         self.0.removed.lock().unwrap().push(name.to_owned());
         Ok(())
+    }
+
+    async fn release_pulls(&self) {
+        let removed = self.0.removed.lock().unwrap().len();
+        self.0.released.lock().unwrap().push(removed);
     }
 
     async fn images_in_use(&self) -> Result<HashSet<String>, CriError> {

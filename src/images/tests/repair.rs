@@ -182,6 +182,8 @@ async fn a_pod_that_needs_an_image_cut_off_by_power_gets_it_pulled_anew() {
         .unwrap();
     // Asked whether the registry answers, removed, pulled.
     assert_eq!((world.pulls(), removed(&world)), (3, 1));
+    let released = world.service.0.released.lock().unwrap().clone();
+    assert_eq!(released, [0], "parts of pulls may be the same layers");
     assert_eq!(state_of(&world), Some(FilesState::Whole));
     assert_eq!(
         world.told(),

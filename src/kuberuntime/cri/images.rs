@@ -6,7 +6,7 @@ use std::time::Duration;
 use k8s_cri::v1;
 
 use super::client::CriClient;
-use super::error::CriError;
+use super::error::{CriError, CriErrorKind};
 
 /// Number of consecutive checks without an answer after which a pull is given up.
 const PULL_MISSES: u32 = 2;
@@ -102,7 +102,8 @@ impl CriClient {
             sandbox_config,
         };
         let mut request = tonic::Request::new(request);
-        let lease = self.lease_of(&name).await;
+        let lease = Box::pin(self.lease_of(&name)).await;
+        let lease = lease.map_err(|status| self.not_taken_over(&name, status))?;
         if let Some(lease) = &lease {
             lease.name_in(&mut request);
         }
@@ -127,13 +128,27 @@ impl CriClient {
         Ok(answer.image_ref)
     }
 
-    /// Removes an image by name or id. One that is gone counts as removed. Parts of pulls that are not under way go with
-    /// it, so that nothing of the image stays.
+    /// Returns the error of a pull that does not begin, since it would use what a pull of an earlier boot has unpacked. The next
+    /// one tries again. A containerd that does nothing about leases pulls nothing either: it needs one for each pull.
+    fn not_taken_over(&self, image: &str, status: tonic::Status) -> CriError {
+        let mut error = CriError::from_status("pull_image", image, &self.image_endpoint, status);
+        if !error.is_unavailable() {
+            error.kind = CriErrorKind::Other;
+            error.message = format!(
+                "waiting for the runtime to let go of what pulls of an earlier boot have unpacked, which a power cut may have \
+                 damaged: {}",
+                error.message
+            );
+        }
+        error
+    }
+
+    /// Removes an image by name or id. One that is gone counts as removed. Parts of pulls that are not under way stay, of this
+    /// image as well: see [`Self::release_pulls`].
     ///
     /// # Errors
     /// See [`super::CriErrorKind`].
     pub async fn remove_image(&self, image: &str) -> Result<(), CriError> {
-        self.release_pulls().await;
         let request = v1::RemoveImageRequest {
             image: Some(image_spec(image)),
         };
@@ -168,7 +183,7 @@ impl CriClient {
         loop {
             tokio::time::sleep(self.timeouts.pull_check).await;
             match self.image_status(image).await {
-                Err(error) if error.kind == super::CriErrorKind::DeadlineExceeded => misses += 1,
+                Err(error) if error.kind == CriErrorKind::DeadlineExceeded => misses += 1,
                 // Any other answer, an error as well, shows that somebody is there; a broken connection
                 // ends the pull by itself.
                 _ => misses = 0,

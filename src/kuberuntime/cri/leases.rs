@@ -7,7 +7,8 @@
 //!
 //! What a pull brought in an earlier boot is not taken as it is. Downloaded content stays: containerd syncs it before it
 //! counts as complete, and compares digests of the rest when it becomes complete. What was unpacked may have been lost
-//! with the power, so that is unpacked again.
+//! with the power, so that is unpacked again. No pull begins before the leases of earlier boots are replaced and what they held is
+//! collected: a pull that finds a layer unpacked does not look at its files.
 //!
 //! A runtime without leases, like CRI-O, answers that it does not know the service. Then pulls name no lease.
 
@@ -38,8 +39,18 @@ const NAMESPACE: (&str, &str) = ("containerd-namespace", "k8s.io");
 const EXPIRES: &str = "containerd.io/gc.expire";
 /// Age at which containerd deletes the parts of an abandoned pull.
 const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
-/// Deadline of a call about leases. A deletion collects garbage before it answers.
+/// Age at which a lease gets another end before a pull, so that it does not end under one.
+const RENEWED: Duration = Duration::from_secs(24 * 3600);
+/// End of the ID of a lease that keeps the parts while another one is made with a later end.
+const SPARE: &str = "-spare";
+/// Lease without parts that exists until what leases of earlier boots held is collected, also in the next run of the agent.
+const UNCOLLECTED: &str = "holdfast-pull-uncollected";
+/// Lease without parts that is made for its deletion: the answer comes after a collection of garbage.
+const COLLECTION: &str = "holdfast-pull-collection";
+/// Deadline of a call about leases. A deletion may collect garbage before it answers.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Deadline of the collection that pulls wait for. It takes as long as the disk needs to delete what was unpacked.
+const COLLECTED: Duration = Duration::from_secs(300);
 /// Failures in a row, not of the network, after which a pull starts from nothing.
 const FAILURES: u32 = 2;
 
@@ -118,7 +129,21 @@ fn short(text: &str, bytes: usize) -> String {
 /// The lease of an earlier boot's pull and the one that takes its place; `None` for leases of this boot and of others.
 fn successor(id: &str, boot: &str) -> Option<String> {
     let (of, image) = id.strip_prefix(PULL_LEASES)?.split_once('-')?;
+    let image = image.strip_suffix(SPARE).unwrap_or(image);
     (of != boot).then(|| format!("{PULL_LEASES}{boot}-{image}"))
+}
+
+/// Returns whether a lease that ends at `expires` gets a later end before a pull. One without an end needs none.
+fn is_old(expires: Option<&str>, now_ms: i64) -> bool {
+    let at = expires.and_then(|at| at.parse::<jiff::Timestamp>().ok());
+    let enough = i64::try_from((KEPT - RENEWED).as_millis()).unwrap_or(i64::MAX);
+    at.is_some_and(|at| at.as_millisecond().saturating_sub(now_ms) < enough)
+}
+
+/// Returns whether a lease is that of a pull, and not one of those that say how far a take-over is.
+fn is_of_pull(id: &str) -> bool {
+    let rest = id.strip_prefix(PULL_LEASES);
+    rest.is_some_and(|rest| rest.contains('-'))
 }
 
 /// Returns whether a resource may be used in another boot than the one that made it.
@@ -134,6 +159,25 @@ struct Known {
     ending: HashMap<String, u32>,
     /// Failures in a row by lease.
     failures: HashMap<String, u32>,
+}
+
+impl Known {
+    /// Returns whether the parts of a pull that ended with this error are deleted.
+    fn drops(&mut self, id: &str, error: Option<&str>) -> bool {
+        match error.map(judge) {
+            None | Some(Parts::Drop) => true,
+            Some(Parts::Keep) => {
+                // What the network did not let through says nothing, but the failures are not in a row.
+                self.failures.remove(id);
+                false
+            }
+            Some(Parts::Doubt) => {
+                let failures = self.failures.entry(id.to_owned()).or_default();
+                *failures += 1;
+                *failures >= FAILURES
+            }
+        }
+    }
 }
 
 fn known_of(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
@@ -199,56 +243,68 @@ impl CriClient {
     /// Takes over what pulls of earlier boots have downloaded, and lets the runtime remove what they have unpacked. Runs
     /// once; call it before the first pull or import. If it fails, the next pull tries again. May be dropped at any time.
     pub async fn take_over_pulls(&self) {
-        self.has_leases().await;
+        if let Err(error) = self.has_leases().await {
+            tracing::warn!(%error, "pulls of an earlier boot are not taken over yet; pulls wait for it");
+        }
     }
 
-    async fn has_leases(&self) -> bool {
+    /// Returns whether pulls have leases, once those of earlier boots are replaced.
+    async fn has_leases(&self) -> Result<bool, Status> {
         let Some(boot) = self.leases.boot.clone() else {
-            return false;
+            return Ok(false);
         };
         let ready = self
             .leases
             .ready
             .get_or_try_init(|| self.replace_leases(&boot));
-        match ready.await {
-            Ok(has) => *has,
-            Err(error) => {
-                tracing::warn!(%error, "pulls of an earlier boot are not taken over yet; pulls start from nothing");
-                false
-            }
-        }
+        ready.await.copied()
     }
 
-    /// Replaces the leases of earlier boots. Returns whether the runtime has leases at all.
+    /// Replaces the leases of earlier boots, and collects what they held. Returns whether the runtime has leases at all.
     async fn replace_leases(&self, boot: &str) -> Result<bool, Status> {
         let leases = match self.list_leases().await {
             Ok(leases) => leases,
             Err(status) if status.code() == Code::Unimplemented => return Ok(false),
             Err(status) => return Err(status),
         };
+        // An agent has died, or lost the answer, before the garbage was collected.
+        let is_uncollected = leases.iter().any(|lease| lease.id == UNCOLLECTED);
         let of_earlier = leases.into_iter().filter_map(|lease| {
             let new = successor(&lease.id, boot)?;
             Some((lease.id, new))
         });
         let of_earlier: Vec<(String, String)> = of_earlier.collect();
+        if of_earlier.is_empty() && !is_uncollected {
+            return Ok(true);
+        }
+        self.create_lease(UNCOLLECTED).await?;
         for (old, new) in &of_earlier {
-            if let Err(error) = self.copy_lease(old, new).await {
+            if let Err(error) = self.copy_lease(old, new, outlives_the_boot).await {
                 tracing::warn!(lease = old, %error, "cannot take over the lease of an interrupted pull, it starts from the beginning");
             }
         }
-        for (at, (old, _)) in of_earlier.iter().enumerate() {
-            // Until garbage was collected a pull might use what an earlier boot had unpacked. One collection serves all.
-            let is_last = at + 1 == of_earlier.len();
-            self.delete_lease(old, is_last).await?;
+        for (old, _) in &of_earlier {
+            self.delete_lease(old, false).await?;
         }
+        // Until garbage was collected a pull might use what an earlier boot had unpacked.
+        self.create_lease(COLLECTION).await?;
+        self.delete_lease_within(COLLECTION, true, COLLECTED)
+            .await?;
+        self.delete_lease(UNCOLLECTED, false).await?;
         Ok(true)
     }
 
-    async fn copy_lease(&self, old: &str, new: &str) -> Result<(), Status> {
+    /// Gives the parts of a lease that `takes` to another one, which is made if need be.
+    async fn copy_lease(
+        &self,
+        old: &str,
+        new: &str,
+        takes: impl Fn(&Resource) -> bool,
+    ) -> Result<(), Status> {
         let request = ListResourcesRequest { id: old.to_owned() };
         let found: ListResourcesResponse = self.lease_call("ListResources", request).await?;
         self.create_lease(new).await?;
-        for resource in found.resources.into_iter().filter(outlives_the_boot) {
+        for resource in found.resources.into_iter().filter(takes) {
             let request = AddResourceRequest {
                 id: new.to_owned(),
                 resource: Some(resource),
@@ -259,16 +315,21 @@ impl CriClient {
     }
 
     /// The lease for a pull of an image; `None` when the pull has to do without.
-    pub(super) async fn lease_of(&self, image: &str) -> Option<Held> {
-        if !self.has_leases().await {
-            return None;
+    ///
+    /// # Errors
+    /// When the leases of earlier boots are not replaced: a pull would take what they have unpacked for whole.
+    pub(super) async fn lease_of(&self, image: &str) -> Result<Option<Held>, Status> {
+        if !self.has_leases().await? {
+            return Ok(None);
         }
-        let boot = self.leases.boot.as_deref()?;
+        let Some(boot) = self.leases.boot.as_deref() else {
+            return Ok(None);
+        };
         let id = format!("{PULL_LEASES}{boot}-{}", short(image, 16));
         let held = {
             let mut known = known_of(&self.leases.known);
             if known.ending.contains_key(&id) {
-                return None;
+                return Ok(None);
             }
             *known.used.entry(id.clone()).or_default() += 1;
             Held {
@@ -277,28 +338,55 @@ impl CriClient {
             }
         };
         match self.create_lease(&held.id).await {
-            Ok(()) => Some(held),
+            Ok(true) => {}
+            Ok(false) => {
+                if let Err(error) = self.renew_lease(&held.id).await {
+                    tracing::debug!(image, %error, "the lease of a pull may end under it");
+                }
+            }
             Err(error) => {
                 tracing::debug!(image, %error, "a pull starts without a lease");
-                None
+                return Ok(None);
             }
         }
+        Ok(Some(held))
+    }
+
+    /// Gives an old lease a later end. containerd changes no lease, so its parts go to another one while it is made anew. The
+    /// caller uses it; one that another call uses as well stays as it is.
+    async fn renew_lease(&self, id: &str) -> Result<(), Status> {
+        let Some(now) = self.leases.clock.as_ref().map(|clock| clock.now()) else {
+            return Ok(());
+        };
+        let leases = self.list_leases().await?;
+        let lease = leases.iter().find(|lease| lease.id == id);
+        let expires = lease.and_then(|lease| lease.labels.get(EXPIRES));
+        if !is_old(expires.map(String::as_str), now.wall_ms) {
+            return Ok(());
+        }
+        let name = id.to_owned();
+        {
+            let mut known = known_of(&self.leases.known);
+            if known.used.get(id) != Some(&1) {
+                return Ok(());
+            }
+            *known.ending.entry(name.clone()).or_default() += 1;
+        }
+        // Until it is there again no other pull uses it.
+        let _ending = Ending {
+            ids: &[&name],
+            known: &self.leases.known,
+        };
+        let spare = format!("{id}{SPARE}");
+        self.copy_lease(id, &spare, |_| true).await?;
+        self.delete_lease(id, false).await?;
+        self.copy_lease(&spare, id, |_| true).await?;
+        self.delete_lease(&spare, false).await
     }
 
     /// Deletes the lease of a pull that has succeeded, or whose parts may be damaged. `error` is the pull's.
     pub(super) async fn end_lease(&self, held: Held, error: Option<&str>) {
-        let ends = {
-            let mut known = known_of(&self.leases.known);
-            match error.map(judge) {
-                None | Some(Parts::Drop) => true,
-                Some(Parts::Keep) => false,
-                Some(Parts::Doubt) => {
-                    let failures = known.failures.entry(held.id.clone()).or_default();
-                    *failures += 1;
-                    *failures >= FAILURES
-                }
-            }
-        };
+        let ends = known_of(&self.leases.known).drops(&held.id, error);
         if !ends {
             return;
         }
@@ -309,12 +397,17 @@ impl CriClient {
 
     /// Deletes the leases of pulls that are not under way: the parts make room, and damaged ones are not used again.
     pub async fn release_pulls(&self) {
-        if !self.has_leases().await {
-            return;
+        match self.has_leases().await {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => {
+                return tracing::debug!(%error, "the parts of pulls stay until those of an earlier boot are taken over");
+            }
         }
         match self.list_leases().await {
             Ok(leases) => {
-                let ids: Vec<String> = leases.into_iter().map(|lease| lease.id).collect();
+                let ids = leases.into_iter().map(|lease| lease.id);
+                let ids: Vec<String> = ids.filter(|id| is_of_pull(id)).collect();
                 self.delete_idle(&ids, true).await;
             }
             Err(error) => tracing::debug!(%error, "cannot list leases of pulls"),
@@ -325,7 +418,8 @@ impl CriClient {
     async fn delete_idle(&self, ids: &[String], sync: bool) {
         let idle: Vec<&String> = {
             let mut known = known_of(&self.leases.known);
-            let idle = ids.iter().filter(|id| !known.used.contains_key(*id));
+            let user = |id: &str| id.strip_suffix(SPARE).unwrap_or(id).to_owned();
+            let idle = ids.iter().filter(|id| !known.used.contains_key(&user(id)));
             let idle: Vec<&String> = idle.collect();
             for id in &idle {
                 *known.ending.entry((*id).clone()).or_default() += 1;
@@ -353,8 +447,8 @@ impl CriClient {
         Ok(leases)
     }
 
-    /// Creates a lease. One that exists is fine.
-    async fn create_lease(&self, id: &str) -> Result<(), Status> {
+    /// Creates a lease. Returns false if it exists.
+    async fn create_lease(&self, id: &str) -> Result<bool, Status> {
         let now = self.leases.clock.as_ref().map(|clock| clock.now());
         let until = now.and_then(|now| {
             let kept = i64::try_from(KEPT.as_millis()).ok()?;
@@ -366,18 +460,28 @@ impl CriClient {
             labels: labels.into_iter().collect(),
         };
         match self.lease_call::<_, Empty>("Create", request).await {
-            Err(status) if status.code() == Code::AlreadyExists => Ok(()),
-            answer => answer.map(drop),
+            Err(status) if status.code() == Code::AlreadyExists => Ok(false),
+            answer => answer.map(|_| true),
         }
     }
 
     /// Deletes a lease. One that is gone counts as deleted.
     async fn delete_lease(&self, id: &str, sync: bool) -> Result<(), Status> {
+        self.delete_lease_within(id, sync, PATIENCE).await
+    }
+
+    async fn delete_lease_within(
+        &self,
+        id: &str,
+        sync: bool,
+        deadline: Duration,
+    ) -> Result<(), Status> {
         let request = DeleteRequest {
             id: id.to_owned(),
             sync,
         };
-        match self.lease_call::<_, Empty>("Delete", request).await {
+        let deleted = self.lease_call_within::<_, Empty>("Delete", request, deadline);
+        match deleted.await {
             Err(status) if status.code() == Code::NotFound => Ok(()),
             answer => answer.map(drop),
         }
@@ -385,6 +489,19 @@ impl CriClient {
 
     /// Calls containerd's service of leases, on the socket of the image service. Not in the metrics of the CRI.
     async fn lease_call<Q, A>(&self, method: &'static str, request: Q) -> Result<A, Status>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        self.lease_call_within(method, request, PATIENCE).await
+    }
+
+    async fn lease_call_within<Q, A>(
+        &self,
+        method: &'static str,
+        request: Q,
+        deadline: Duration,
+    ) -> Result<A, Status>
     where
         Q: Message + 'static,
         A: Message + Default + 'static,
@@ -402,11 +519,11 @@ impl CriClient {
             let codec = ProstCodec::default();
             service.unary(request, path, codec).await
         };
-        match tokio::time::timeout(PATIENCE, Box::pin(call)).await {
+        match tokio::time::timeout(deadline, Box::pin(call)).await {
             Ok(answer) => answer.map(tonic::Response::into_inner),
             Err(_) => Err(Status::deadline_exceeded(format!(
                 "{method} of a lease had no answer within {} s",
-                PATIENCE.as_secs()
+                deadline.as_secs()
             ))),
         }
     }
@@ -471,6 +588,8 @@ struct ListResponse {
 struct Lease {
     #[prost(string, tag = "1")]
     id: String,
+    #[prost(map = "string, string", tag = "3")]
+    labels: HashMap<String, String>,
 }
 
 /// `containerd.services.leases.v1.Resource`.
@@ -506,56 +625,4 @@ struct ListResourcesResponse {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_leases_of_pulls_of_other_boots_have_a_successor() {
-        let new = |id: &str| successor(id, "b2");
-        let of = |boot: &str| format!("{PULL_LEASES}{boot}-0a0b");
-        assert_eq!(new(&of("b1")), Some(of("b2")));
-        assert_eq!(new(&of("b2")), None);
-        for other in ["1732690000-abc", "holdfast-pull-", "holdfast-pull-x"] {
-            assert_eq!(new(other), None, "{other}");
-        }
-    }
-
-    #[test]
-    fn what_was_unpacked_stays_in_its_boot() {
-        let of = |kind: &str| Resource {
-            id: "x".to_owned(),
-            r#type: kind.to_owned(),
-        };
-        assert!(outlives_the_boot(&of("content")) && outlives_the_boot(&of("ingests")));
-        assert!(!outlives_the_boot(&of("snapshots/overlayfs")));
-    }
-
-    #[test]
-    fn a_failure_of_the_network_keeps_parts_and_a_damaged_part_drops_them() {
-        for network in [
-            "failed to do request: Get \"https://r/v2/x/blobs/sha256:ab\": dial tcp 10.0.0.1:443: connect: no route to host",
-            "httpReadSeeker: failed open: unexpected status code https://r/: 503 Service Unavailable",
-            "failed to copy: read tcp 10.0.0.2:4711->10.0.0.1:443: read: connection reset by peer",
-            "failed to copy: unexpected EOF",
-            "failed to do request: Head \"https://r/v2/x/manifests/1\": EOF",
-            "failed to do request: Head \"https://r/v2/x/manifests/1\": net/http: TLS handshake timeout",
-        ] {
-            assert_eq!(judge(network), Parts::Keep, "{network}");
-        }
-        for damage in [
-            "failed commit on ref \"layer-sha256:ab\": unexpected commit digest sha256:cd, expected sha256:ab: failed precondition",
-            "failed to extract layer sha256:ab: wrong diff id calculated on extraction \"sha256:cd\"",
-            "failed to copy: write /var/lib/containerd/data: no space left on device",
-        ] {
-            assert_eq!(judge(damage), Parts::Drop, "{damage}");
-        }
-        for unclear in [
-            "failed to resolve reference \"r/x:1\": r/x:1: not found",
-            "invalid character '\\x00' looking for beginning of value",
-            "failed to read config: unexpected EOF",
-            "failed to unpack image r/timeout/canceled:EOF: invalid character '\\x00' looking for beginning of value",
-        ] {
-            assert_eq!(judge(unclear), Parts::Doubt, "{unclear}");
-        }
-    }
-}
+mod tests;
