@@ -25,9 +25,9 @@ use tracing::{error, info, warn};
 
 use crate::apiserver::{Connection, Reachability};
 use crate::core::shutdown::{self, Lock, ManagerRecord, Periods, SETTLE, ShutdownRecord};
-use crate::core::state::{State, WorkerPhase, WorkerRecord};
+use crate::core::state::{State, Transaction, WorkerPhase, WorkerRecord};
 use crate::runtime_state::RuntimeState;
-use crate::store::Store;
+use crate::store::{CommitError, Store};
 use crate::types::metrics::Metrics;
 use crate::types::{Clock, Event, EventRecorder, EventType, PodExt, PodUid, Stamp};
 
@@ -435,13 +435,21 @@ impl NodeShutdown {
     /// Records the end once it is on the disk: a machine that is let go, by `logind` or by whoever waits for `holdfast
     /// drain-local`, may be cut off. The ends of the pods were committed before it, and are there then, too. A store that
     /// fails or hangs holds them in memory. It has until the time of the shutdown is over to write them.
+    ///
+    /// A commit of which nobody knows whether it reached the disk is repeated, and changes nothing if it did.
     async fn commit_end(&self, record: &ShutdownRecord) {
         let store = &self.options.store;
-        let transaction = record.transaction("the machine may go down", self.now());
+        let mut transaction = self.end_of(record);
         // The commit is refused, or has no answer, until what the store holds is written.
         let on_disk = async {
             let mut is_told = false;
             while let Err(error) = store.commit(transaction.clone()).await {
+                if let CommitError::Stale { .. } = error {
+                    if self.is_on_record(record) {
+                        return;
+                    }
+                    transaction = self.end_of(record);
+                }
                 if !is_told {
                     warn!(%error, "the store cannot write the exits of the pods, waiting for it");
                 }
@@ -455,11 +463,25 @@ impl NodeShutdown {
             return;
         }
         error!("the time is over, but the exits of the pods are not on the disk");
-        // A store that hangs has it in its queue.
+        // A store that hangs has it in its queue. Then this one is stale.
         let held = tokio::time::timeout(SYNC, store.commit_or_hold(transaction)).await;
-        if let Ok(Err(error)) = held {
+        if let Ok(Err(error)) = held
+            && !self.is_on_record(record)
+        {
             warn!(%error, "cannot record the end of the shutdown");
         }
+    }
+
+    /// Returns the transaction that records the end of a shutdown, once however often it is committed.
+    fn end_of(&self, record: &ShutdownRecord) -> Transaction {
+        let state = self.options.store.snapshot();
+        record
+            .transaction("the machine may go down", self.now())
+            .expect_object(&state, &ShutdownRecord::key())
+    }
+
+    fn is_on_record(&self, record: &ShutdownRecord) -> bool {
+        ShutdownRecord::of(&self.options.store.snapshot()).as_ref() == Some(record)
     }
 
     /// Waits until the ends of these pods are recorded. `recorded`: those of which there was a record since the begin.

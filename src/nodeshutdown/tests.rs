@@ -308,6 +308,34 @@ async fn the_machine_is_let_go_once_the_ends_are_on_the_disk_or_the_time_is_over
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_end_whose_commit_has_no_known_outcome_is_on_record_once() {
+    // One of these syncs is that of the end.
+    for sync in 1..=6 {
+        let faults = Faults::new();
+        let backend = FaultyBackend::new(MemoryBackend::new(), faults.clone());
+        let mut w = World::over(&[("a", 0, 30)], |clock| {
+            let options = StoreOptions {
+                inline: true,
+                ..StoreOptions::default()
+            };
+            let (loaded, metrics) = (Loaded::default(), Metrics::default());
+            Store::start(Box::new(backend), loaded, options, clock, metrics).unwrap()
+        });
+        w.start();
+        w.announce(Announced::GoesDown);
+        w.ordered(1).await;
+        faults.fail_sync(sync);
+        w.ends("a").await;
+        w.released().await;
+        let state = w.store.snapshot();
+        let lines = state.journal.values().map(|line| line.record.what.as_str());
+        let ends = lines.filter(|what| *what == "shutdown ended").count();
+        assert_eq!(ends, 1, "sync {sync} failed");
+        assert!(w.record().ended.is_some());
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_pod_that_was_forgotten_is_not_waited_for() {
     let mut w = World::new(&[("deleted", 0, 30)]);
     w.start();
