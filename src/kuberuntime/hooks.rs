@@ -10,11 +10,10 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ContainerPort, HTTPGetAction, LifecycleHandler};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use reqwest::Url;
 use reqwest::header::{ACCEPT, HOST, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
 
 use super::cri::{CriClient, CriError};
-use super::pod_http::{Client, GetError};
+use super::pod_http::{Client, GetError, Target};
 use crate::core::state::{ContainerRecord, State, Transaction, child_key};
 use crate::types::{ContainerId, PodUid};
 
@@ -251,9 +250,9 @@ async fn run_http(get: &HTTPGetAction, target: HookTarget<'_>) -> Result<(), Str
     let mut headers = headers_of(get)?;
     let client = Client::new().map_err(|error| error.to_string())?;
     let scheme = if https { "https" } else { "http" };
-    let url = url_of(get, scheme, host, port)?;
-    let failed = |url: &Url, error: GetError| format!("Get \"{url}\": {error}");
-    match client.get(&url, headers.clone()).await {
+    let at = target_of(get, scheme, host, port)?;
+    let failed = |at: &Target, error: GetError| format!("Get \"{at}\": {error}");
+    match client.get(&at, headers.clone()).await {
         // The answer's body is of no interest.
         Ok(_) => Ok(()),
         Err(GetError::NotTls) if https => {
@@ -262,11 +261,11 @@ async fn run_http(get: &HTTPGetAction, target: HookTarget<'_>) -> Result<(), Str
                 "an HTTPS hook is answered in plain HTTP, retrying with HTTP"
             );
             headers.remove(reqwest::header::AUTHORIZATION);
-            let url = url_of(get, "http", host, port)?;
-            let answer = client.get(&url, headers).await;
-            answer.map(drop).map_err(|error| failed(&url, error))
+            let at = target_of(get, "http", host, port)?;
+            let answer = client.get(&at, headers).await;
+            answer.map(drop).map_err(|error| failed(&at, error))
         }
-        Err(error) => Err(failed(&url, error)),
+        Err(error) => Err(failed(&at, error)),
     }
 }
 
@@ -291,17 +290,9 @@ fn port_of(port: &IntOrString, ports: &[ContainerPort]) -> Result<u16, String> {
         .ok_or_else(|| format!("invalid port number {number}; use 1 to 65535"))
 }
 
-fn url_of(get: &HTTPGetAction, scheme: &str, host: &str, port: u16) -> Result<Url, String> {
+fn target_of(get: &HTTPGetAction, scheme: &str, host: &str, port: u16) -> Result<Target, String> {
     let path = get.path.as_deref().unwrap_or_default();
-    let slash = if path.starts_with('/') { "" } else { "/" };
-    let host = if host.contains(':') && !host.starts_with('[') {
-        format!("[{host}]")
-    } else {
-        host.to_owned()
-    };
-    let url = format!("{scheme}://{host}:{port}{slash}{path}");
-    url.parse()
-        .map_err(|e| format!("{scheme}://{host}:{port} and its path make no URL: {e}"))
+    Target::new(scheme, host, port, path).map_err(|error| error.to_string())
 }
 
 fn headers_of(get: &HTTPGetAction) -> Result<HeaderMap, String> {

@@ -71,6 +71,19 @@ async fn any_http_answer_is_a_success() {
 }
 
 #[tokio::test]
+async fn the_path_of_a_hook_reaches_the_server_as_it_is_given() {
+    let (port, asked) = server(&[FAILURE]);
+    run_it(json!({"httpGet": {"port": port, "path": "/a/../%2e%2E/quit"}}))
+        .await
+        .unwrap();
+    let asked = asked.join().unwrap().remove(0);
+    assert!(
+        asked.starts_with("GET /a/../%2e%2E/quit HTTP/1.1"),
+        "{asked}"
+    );
+}
+
+#[tokio::test]
 async fn no_http_answer_is_a_failure() {
     let port = {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -132,8 +145,8 @@ fn ports_are_numbers_or_names_of_the_container() {
 #[test]
 fn an_ipv6_address_gets_its_brackets() {
     let get: HTTPGetAction = serde_json::from_value(json!({"port": 80, "path": "a"})).unwrap();
-    let url = url_of(&get, "http", "fd00::1", 8080).unwrap();
-    assert_eq!(url.as_str(), "http://[fd00::1]:8080/a");
+    let target = target_of(&get, "http", "fd00::1", 8080).unwrap();
+    assert_eq!(target.to_string(), "http://[fd00::1]:8080/a");
 }
 
 #[tokio::test]

@@ -4,13 +4,12 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::HTTPGetAction;
-use reqwest::Url;
 use reqwest::header::{ACCEPT, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
 use tokio::time::{Instant, timeout_at};
 
 use super::handlers::{OUTPUT_LIMIT, Raw, text};
 use crate::core::node_status::KUBELET_VERSION;
-use crate::kuberuntime::pod_http::{Client, GetError, host_port};
+use crate::kuberuntime::pod_http::{Client, GetError, Target};
 
 /// Upstream: `http.Client`, when its time is up before and after the headers have arrived.
 const NO_HEADERS: &str =
@@ -35,11 +34,11 @@ pub(super) async fn get(
     port: u16,
     timeout: Duration,
 ) -> Result<Raw, String> {
-    let url = url(action, host, port)?;
+    let target = target(action, host, port)?;
     let headers = headers(action)?;
-    let failure = |why: &dyn Display| Ok(Raw::Failure(format!("Get \"{url}\": {why}")));
+    let failure = |why: &dyn Display| Ok(Raw::Failure(format!("Get \"{target}\": {why}")));
     let deadline = Instant::now() + timeout;
-    let answer = match timeout_at(deadline, client.get(&url, headers)).await {
+    let answer = match timeout_at(deadline, client.get(&target, headers)).await {
         Err(_) => return failure(&NO_HEADERS),
         Ok(Err(GetError::Request(why))) => return Err(why),
         Ok(Err(error)) => return failure(&error),
@@ -66,7 +65,7 @@ pub(super) async fn get(
     })
 }
 
-fn url(action: &HTTPGetAction, host: &str, port: u16) -> Result<Url, String> {
+fn target(action: &HTTPGetAction, host: &str, port: u16) -> Result<Target, String> {
     let scheme = match action.scheme.as_deref().unwrap_or_default() {
         "" | "HTTP" | "http" => "http",
         "HTTPS" | "https" => "https",
@@ -77,10 +76,7 @@ fn url(action: &HTTPGetAction, host: &str, port: u16) -> Result<Url, String> {
         }
     };
     let path = action.path.as_deref().unwrap_or_default();
-    let path = path.strip_prefix('/').unwrap_or(path);
-    let text = format!("{scheme}://{}/{path}", host_port(host, port));
-    text.parse()
-        .map_err(|error| format!("{text:?} is no URL: {error}"))
+    Target::new(scheme, host, port, path).map_err(|error| error.to_string())
 }
 
 /// Upstream's defaults, unless the spec names them. An empty value leaves the header out.

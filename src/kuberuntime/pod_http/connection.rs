@@ -10,7 +10,6 @@ use hyper::client::conn::{http1, http2};
 use hyper::rt::Executor;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
-use reqwest::Url;
 use rustls::client::Resumption;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
@@ -21,7 +20,7 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 
 use super::errors::{GetError, dial_error, exchange_error, handshake_error};
-use super::host_port;
+use super::{Target, host_port};
 
 /// ALPN names, the preferred one first.
 const HTTP2: &[u8] = b"h2";
@@ -64,9 +63,9 @@ enum Sender {
 }
 
 impl Connection {
-    /// Connects to the server of a URL.
-    pub(super) async fn open(tls: &Arc<ClientConfig>, url: &Url) -> Result<Self, GetError> {
-        let secure = match url.scheme() {
+    /// Connects to the server of a target.
+    pub(super) async fn open(tls: &Arc<ClientConfig>, target: &Target) -> Result<Self, GetError> {
+        let secure = match target.scheme() {
             "http" => false,
             "https" => true,
             other => {
@@ -74,9 +73,7 @@ impl Connection {
                 return Err(GetError::Failed(why));
             }
         };
-        let host = url.host_str().unwrap_or_default();
-        let host = host.trim_matches(['[', ']']);
-        let port = url.port_or_known_default().unwrap_or_default();
+        let (host, port) = (target.host(), target.port());
         let address = host_port(host, port);
         let dial = |error| GetError::Failed(dial_error(&address, &error));
         let stream = TcpStream::connect((host, port)).await.map_err(dial)?;
@@ -99,6 +96,20 @@ impl Connection {
         Ok(Self {
             address,
             sender,
+            running,
+        })
+    }
+
+    /// Speaks HTTP/1 on a stream.
+    #[cfg(test)]
+    pub(super) async fn over<S>(stream: S, address: &str) -> hyper::Result<Self>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let running = Running::default();
+        Ok(Self {
+            address: address.to_owned(),
+            sender: begin(stream, false, &running.0).await?,
             running,
         })
     }

@@ -7,6 +7,7 @@
 
 mod connection;
 mod errors;
+mod target;
 #[cfg(test)]
 pub(crate) mod testkit;
 
@@ -22,12 +23,12 @@ use hyper::header::{
 };
 use hyper::http::uri::Authority;
 use hyper::{Request, StatusCode, Uri, Version};
-use reqwest::Url;
 use rustls::ClientConfig;
 
 use self::connection::Connection;
 pub use self::errors::{GetError, dial_error, io_error, read_error, root_cause};
 use self::errors::{exchange_error, is_eof};
+pub use self::target::Target;
 
 /// Upstream: `httpprobe.RedirectChecker`.
 const REDIRECTS: usize = 10;
@@ -49,18 +50,18 @@ impl Client {
     }
 
     /// Sends a GET, and waits for the headers of the answer. Follows redirects to the same host; a redirect to
-    /// another one is the answer. A `Host` among the headers takes the place of the URL's.
+    /// another one is the answer. A `Host` among the headers takes the place of the target's.
     ///
     /// # Errors
     /// See [`GetError`]. A server's answer is none, whatever its code.
-    pub async fn get(&self, url: &Url, mut headers: HeaderMap) -> Result<Answer, GetError> {
-        let mut at = url.clone();
+    pub async fn get(&self, target: &Target, mut headers: HeaderMap) -> Result<Answer, GetError> {
+        let mut at = target.clone();
         let mut asked = 0;
         loop {
             // It is large, and so would be every future that waits for it.
             let answer = Box::pin(self.once(&at, &headers)).await?;
             let next = match answer.redirect(&at) {
-                Some(next) if next.host_str() == url.host_str() => next,
+                Some(next) if next.host() == target.host() => next,
                 _ => return Ok(answer),
             };
             asked += 1;
@@ -68,9 +69,7 @@ impl Client {
                 let why = format!("stopped after {REDIRECTS} redirects");
                 return Err(GetError::Failed(why));
             }
-            if next.scheme() != at.scheme()
-                || next.port_or_known_default() != at.port_or_known_default()
-            {
+            if next.scheme() != at.scheme() || next.port() != at.port() {
                 for secret in [AUTHORIZATION, COOKIE, PROXY_AUTHORIZATION] {
                     headers.remove(secret);
                 }
@@ -79,9 +78,9 @@ impl Client {
         }
     }
 
-    async fn once(&self, url: &Url, headers: &HeaderMap) -> Result<Answer, GetError> {
-        let mut connection = Connection::open(&self.tls, url).await?;
-        let request = request(url, headers.clone(), connection.is_http2())?;
+    async fn once(&self, target: &Target, headers: &HeaderMap) -> Result<Answer, GetError> {
+        let mut connection = Connection::open(&self.tls, target).await?;
+        let request = request(target, headers.clone(), connection.is_http2())?;
         let (head, body) = connection.send(request).await?.into_parts();
         Ok(Answer {
             status: head.status,
@@ -142,33 +141,34 @@ impl Answer {
             && !self.headers.contains_key(TRANSFER_ENCODING)
     }
 
-    /// Returns the target of a redirect that answers a request to `url`.
-    fn redirect(&self, url: &Url) -> Option<Url> {
+    /// Returns the target of a redirect that answers a request to `target`.
+    fn redirect(&self, target: &Target) -> Option<Target> {
         if !matches!(self.status.as_u16(), 301 | 302 | 303 | 307 | 308) {
             return None;
         }
         let location = self.headers.get(LOCATION)?.to_str().ok()?;
-        url.join(location).ok()
+        target.join(location)
     }
 }
 
 /// Makes the request. HTTP/2 has the host in the pseudo-header `:authority`, and no `Connection`.
-fn request(url: &Url, mut headers: HeaderMap, http2: bool) -> Result<Request<String>, GetError> {
-    let bad = |error: &dyn std::fmt::Display| GetError::Request(format!("{url}: {error}"));
-    let path = match url.query() {
-        Some(query) => format!("{}?{query}", url.path()),
-        None => url.path().to_owned(),
-    };
+fn request(
+    target: &Target,
+    mut headers: HeaderMap,
+    http2: bool,
+) -> Result<Request<String>, GetError> {
+    let bad = |error: &dyn std::fmt::Display| GetError::Request(format!("{target}: {error}"));
+    let path = target.path();
     let host = match headers.remove(HOST).filter(|host| !host.is_empty()) {
         Some(host) => host,
-        None => HeaderValue::from_str(&authority(url)).map_err(|error| bad(&error))?,
+        None => HeaderValue::from_str(target.authority()).map_err(|error| bad(&error))?,
     };
     let mut request = Request::new(String::new());
     if http2 {
         let authority = Authority::try_from(host.as_bytes())
             .map_err(|error| GetError::Request(format!("http: invalid Host header: {error}")))?;
         *request.uri_mut() = Uri::builder()
-            .scheme(url.scheme())
+            .scheme(target.scheme())
             .authority(authority)
             .path_and_query(path)
             .build()
@@ -186,19 +186,50 @@ fn request(url: &Url, mut headers: HeaderMap, http2: bool) -> Result<Request<Str
     Ok(request)
 }
 
-/// Host and port of a URL; without the port that its scheme has anyway.
-fn authority(url: &Url) -> String {
-    let host = url.host_str().unwrap_or_default();
-    match url.port() {
-        Some(port) => format!("{host}:{port}"),
-        None => host.to_owned(),
-    }
-}
-
 /// Returns `host:port`, with brackets where they belong.
 pub fn host_port(host: &str, port: u16) -> String {
     match host.parse::<IpAddr>() {
         Ok(IpAddr::V6(_)) => format!("[{host}]:{port}"),
         _ => format!("{host}:{port}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt as _;
+
+    use super::*;
+
+    /// Returns the bytes that a server on this port receives for a path.
+    async fn received(port: u16, path: &str) -> String {
+        let (ours, mut theirs) = tokio::io::duplex(4096);
+        let mut connection = Connection::over(ours, "there").await.unwrap();
+        let target = Target::new("http", "10.0.0.1", port, path).unwrap();
+        let request = request(&target, HeaderMap::new(), false).unwrap();
+        let asked = tokio::spawn(async move { connection.send(request).await.map(drop) });
+        let mut bytes = Vec::new();
+        while !bytes.ends_with(b"\r\n\r\n") {
+            bytes.push(theirs.read_u8().await.unwrap());
+        }
+        asked.abort();
+        String::from_utf8(bytes).unwrap().to_lowercase()
+    }
+
+    #[tokio::test]
+    async fn the_host_names_the_port_that_is_the_default_as_well() {
+        for port in [80, 443, 8080] {
+            let bytes = received(port, "/").await;
+            let host = format!("\r\nhost: 10.0.0.1:{port}\r\n");
+            assert!(bytes.contains(&host), "{bytes}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_path_reaches_the_server_as_it_is_given() {
+        for path in ["/a/../b", "/%2e%2e/a", "/./a//b", "/a?x=../%2e"] {
+            let bytes = received(80, path).await;
+            let line = format!("get {path} http/1.1\r\n");
+            assert!(bytes.starts_with(&line), "{bytes}");
+        }
     }
 }

@@ -182,6 +182,22 @@ async fn http_requests_carry_the_headers_of_a_probe() {
 }
 
 #[tokio::test]
+async fn the_path_of_a_probe_reaches_the_server_as_it_is_given() {
+    let (port, requests) = server("127.0.0.1:0").await;
+    let client = Client::new().unwrap();
+    for path in ["/a/../%2e%2E/./b", "/a%2Fb//c", "/ok?next=/../%2e"] {
+        let get = action(json!({"path": path, "port": port}));
+        let answer = http::get(&client, &get, "127.0.0.1", port, PATIENCE).await;
+        answer.unwrap();
+        let sent = requests.lock().unwrap().pop().unwrap();
+        assert!(
+            sent.starts_with(&format!("GET {path} HTTP/1.1\r\n")),
+            "{sent}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn nobody_there_is_a_failure_that_names_the_address() {
     let free = {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
