@@ -31,6 +31,7 @@ mod version;
 
 use std::ffi::{OsStr, OsString};
 use std::future::Future;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -144,10 +145,11 @@ enum CliError {
 
 /// Runs the command of this process' arguments.
 pub fn main() -> ExitCode {
-    let command = if is_kubelet(std::env::args_os().next()) {
-        Command::Run(Box::new(Kubelet::parse().run))
+    let args = with_dashes(std::env::args_os());
+    let command = if is_kubelet(args.first().cloned()) {
+        Command::Run(Box::new(Kubelet::parse_from(args).run))
     } else {
-        Cli::parse().command
+        Cli::parse_from(args).command
     };
     match execute(command) {
         Ok(()) => ExitCode::SUCCESS,
@@ -162,6 +164,25 @@ pub fn main() -> ExitCode {
 /// Returns whether the program was started as the kubelet. `program` is its name as it was started, the first argument.
 fn is_kubelet(program: Option<OsString>) -> bool {
     program.is_some_and(|program| Path::new(&program).file_name() == Some(OsStr::new(KUBELET)))
+}
+
+/// Writes names of flags with dashes where they have underscores: `--node_ip` is `--node-ip`. Values stay as they are. Upstream:
+/// `WordSepNormalizeFunc`.
+fn with_dashes(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut is_flag = true;
+    args.map(|arg| {
+        is_flag &= arg != "--";
+        let bytes = arg.as_bytes();
+        if !is_flag || !bytes.starts_with(b"--") {
+            return arg;
+        }
+        let mut bytes = arg.into_vec();
+        let name = bytes.iter_mut().take_while(|byte| **byte != b'=');
+        name.filter(|byte| **byte == b'_')
+            .for_each(|byte| *byte = b'-');
+        OsString::from_vec(bytes)
+    })
+    .collect()
 }
 
 fn exit_code(error: &anyhow::Error) -> u8 {
@@ -246,6 +267,43 @@ mod tests {
             assert_eq!(is_kubelet(Some(program.into())), kubelet, "{program}");
         }
         assert!(!is_kubelet(None));
+    }
+
+    #[test]
+    fn names_of_flags_may_have_underscores() {
+        let given = [
+            "kubelet",
+            "run_it",
+            "--node_ip=a_b",
+            "--hostname_override",
+            "my_node",
+            "-v_",
+            "--cpu-manager_policy",
+            "--",
+            "--x_y",
+        ];
+        let wanted = [
+            "kubelet",
+            "run_it",
+            "--node-ip=a_b",
+            "--hostname-override",
+            "my_node",
+            "-v_",
+            "--cpu-manager-policy",
+            "--",
+            "--x_y",
+        ];
+        let got = with_dashes(given.iter().map(OsString::from));
+        assert_eq!(got, wanted);
+        let bytes = OsString::from_vec(b"--log_file=\xff_".to_vec());
+        let got = with_dashes([bytes].into_iter());
+        assert_eq!(got, [OsString::from_vec(b"--log-file=\xff_".to_vec())]);
+        let args = with_dashes(
+            ["kubelet", "--node_ip", "192.0.2.1"]
+                .map(OsString::from)
+                .into_iter(),
+        );
+        assert!(Kubelet::try_parse_from(args).is_ok());
     }
 
     #[test]

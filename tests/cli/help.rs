@@ -181,3 +181,29 @@ fn documented_commands_and_flags_exist() {
         }
     }
 }
+
+#[test]
+fn flags_may_have_underscores() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("config.yaml");
+    let text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+    std::fs::write(&config, text).unwrap();
+    let config = format!("--config={}", config.display());
+    let root = format!("--root_dir={}", dir.path().join("root_dir").display());
+    let run_with = |node_ip: &str| run(&["run", "--validate", &config, &root, node_ip]);
+    let fine = run_with("--node_ip=192.0.2.1");
+    assert!(fine.status.success(), "{}", text_of(&fine));
+    let wrong = run_with("--node_ip=no_address");
+    assert!(!wrong.status.success());
+    let told = text_of(&wrong);
+    assert!(
+        told.contains("--node-ip") && told.contains("no_address"),
+        "{told}"
+    );
+    let unknown = run_with("--node_ipp=192.0.2.1");
+    assert_eq!(unknown.status.code(), Some(2), "{}", text_of(&unknown));
+}
+
+fn text_of(output: &std::process::Output) -> String {
+    format!("{}{}", text(&output.stdout), text(&output.stderr))
+}
