@@ -262,7 +262,7 @@ impl DnsConfigurer {
             Policy::None => v1::DnsConfig::default(),
             Policy::Cluster => v1::DnsConfig {
                 servers: self.cluster_dns.clone(),
-                searches: self.cluster_searches(pod, host),
+                searches: self.cluster_searches(pod, host.of(pod)),
                 options: vec!["ndots:5".to_owned()],
             },
             Policy::Host if self.resolv_conf.is_none() => v1::DnsConfig {
@@ -592,6 +592,15 @@ mod tests {
         assert_eq!(given.servers, ["192.0.2.7"]);
         assert_eq!(given.searches, ["lan", "example.org"]);
         assert!(given.options.is_empty() && events.is_empty());
+        let of_cluster = pod(json!({"dnsPolicy": "ClusterFirst"}));
+        let (given, _) = dns.pod_dns(&of_cluster, &filled).unwrap();
+        assert_eq!(given.servers, ["10.96.0.10"]);
+        let own = ["ns.svc.cluster.local", "svc.cluster.local", "cluster.local"];
+        let wanted = [&own[..], &["lan", "example.org"]].concat();
+        assert_eq!(
+            given.searches, wanted,
+            "those of the servers that are asked"
+        );
         let given = servers(&of_node, &filled, at(67), &dns).unwrap();
         assert_eq!(given, ["127.0.0.53"]);
         assert_eq!(host(mixed).behind, None, "the node has chosen another");
