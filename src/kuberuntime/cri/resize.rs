@@ -2,29 +2,18 @@
 //!
 //! The call came with CRI 1.33. The generated types do not have it.
 
+mod message;
+
 use k8s_cri::v1;
-use prost::Message;
 use tonic::client::Grpc;
 use tonic::{Response, Status};
 
+pub(super) use self::message::{
+    UpdatePodSandboxResourcesRequest, UpdatePodSandboxResourcesResponse,
+};
 use super::operation::unary;
 use super::trace::TracedChannel;
 use crate::types::ContainerId;
-
-/// `runtime.v1.UpdatePodSandboxResourcesRequest`.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct UpdatePodSandboxResourcesRequest {
-    #[prost(string, tag = "1")]
-    pod_sandbox_id: String,
-    #[prost(message, optional, tag = "2")]
-    overhead: Option<v1::LinuxContainerResources>,
-    #[prost(message, optional, tag = "3")]
-    resources: Option<v1::LinuxContainerResources>,
-}
-
-/// `runtime.v1.UpdatePodSandboxResourcesResponse`.
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
-pub(super) struct UpdatePodSandboxResourcesResponse {}
 
 impl UpdatePodSandboxResourcesRequest {
     pub(super) fn new(
@@ -54,4 +43,23 @@ pub(super) async fn send(
         request,
     )
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message as _;
+
+    use super::*;
+
+    /// The fake runtime has the same messages, so it would not notice another number.
+    #[test]
+    fn the_message_has_the_numbers_of_the_interface() {
+        let of = |cpu_shares| v1::LinuxContainerResources {
+            cpu_shares,
+            ..Default::default()
+        };
+        let request = UpdatePodSandboxResourcesRequest::new(&ContainerId::new("ab"), of(2), of(3));
+        let bytes = [0x0a, 2, b'a', b'b', 0x12, 2, 0x18, 2, 0x1a, 2, 0x18, 3];
+        assert_eq!(request.encode_to_vec(), bytes);
+    }
 }

@@ -7,47 +7,8 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::super::Problems;
 use super::names::{is_port_name, one_of};
+use crate::kuberuntime::cri::stop_signal;
 use crate::types::containers::{ContainerKind, ContainerSpec};
-
-/// Signals without a number of their own.
-const SIGNALS: &[&str] = &[
-    "SIGABRT",
-    "SIGALRM",
-    "SIGBUS",
-    "SIGCHLD",
-    "SIGCLD",
-    "SIGCONT",
-    "SIGFPE",
-    "SIGHUP",
-    "SIGILL",
-    "SIGINT",
-    "SIGIO",
-    "SIGIOT",
-    "SIGKILL",
-    "SIGPIPE",
-    "SIGPOLL",
-    "SIGPROF",
-    "SIGPWR",
-    "SIGQUIT",
-    "SIGRTMAX",
-    "SIGRTMIN",
-    "SIGSEGV",
-    "SIGSTKFLT",
-    "SIGSTOP",
-    "SIGSYS",
-    "SIGTERM",
-    "SIGTRAP",
-    "SIGTSTP",
-    "SIGTTIN",
-    "SIGTTOU",
-    "SIGURG",
-    "SIGUSR1",
-    "SIGUSR2",
-    "SIGVTALRM",
-    "SIGWINCH",
-    "SIGXCPU",
-    "SIGXFSZ",
-];
 
 /// All of it, of one container.
 pub(super) fn container(
@@ -108,7 +69,7 @@ pub(super) fn container(
 }
 
 fn stop_signal(spec: &PodSpec, signal: &str, path: &str, problems: &mut Problems<'_>) {
-    if !is_signal(signal) {
+    if stop_signal::number_of(signal).is_none() {
         problems.add(
             path,
             format!("{signal:?} is not a signal; write its name in full, like SIGTERM, SIGUSR1 or SIGRTMIN+3"),
@@ -117,20 +78,6 @@ fn stop_signal(spec: &PodSpec, signal: &str, path: &str, problems: &mut Problems
     if spec.os.as_ref().is_none_or(|os| os.name.is_empty()) {
         problems.add(path, "needs spec.os.name beside it; set it to linux");
     }
-}
-
-fn is_signal(name: &str) -> bool {
-    let within = |text: &str, most: u8| {
-        let number = text.parse::<u8>().ok().filter(|n| n.to_string() == text);
-        number.is_some_and(|n| (1..=most).contains(&n))
-    };
-    SIGNALS.contains(&name)
-        || name
-            .strip_prefix("SIGRTMIN+")
-            .is_some_and(|n| within(n, 15))
-        || name
-            .strip_prefix("SIGRTMAX-")
-            .is_some_and(|n| within(n, 14))
 }
 
 fn check(name: &str, probe: &Probe, path: &str, problems: &mut Problems<'_>) {

@@ -1,6 +1,10 @@
 //! The call that makes a container. The values of its variables are bytes, as in CRI 1.34; in the generated types they
 //! are text. And the call that resizes a sandbox, which the generated types do not have.
 
+/// The agent's own, which the generated types do not have.
+#[path = "../../../../src/kuberuntime/cri/resize/message.rs"]
+mod message;
+
 use std::convert::Infallible;
 use std::task::{Context, Poll};
 
@@ -14,6 +18,9 @@ use tonic::server::{Grpc, NamedService, UnaryService};
 use tonic::{Request, Response, Status};
 use tonic_prost::ProstCodec;
 
+pub(super) use self::message::{
+    UpdatePodSandboxResourcesRequest, UpdatePodSandboxResourcesResponse,
+};
 use super::Service;
 
 /// Largest request.
@@ -86,26 +93,11 @@ impl UnaryService<CreateContainer> for Service {
     }
 }
 
-/// `runtime.v1.UpdatePodSandboxResourcesRequest`.
-#[derive(Clone, PartialEq, Message)]
-struct ResizeSandbox {
-    #[prost(string, tag = "1")]
-    pod_sandbox_id: String,
-    #[prost(message, optional, tag = "2")]
-    overhead: Option<v1::LinuxContainerResources>,
-    #[prost(message, optional, tag = "3")]
-    resources: Option<v1::LinuxContainerResources>,
-}
-
-/// `runtime.v1.UpdatePodSandboxResourcesResponse`.
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
-pub(super) struct SandboxResized {}
-
-impl UnaryService<ResizeSandbox> for Service {
-    type Response = SandboxResized;
+impl UnaryService<UpdatePodSandboxResourcesRequest> for Service {
+    type Response = UpdatePodSandboxResourcesResponse;
     type Future = BoxFuture<Response<Self::Response>, Status>;
 
-    fn call(&mut self, request: Request<ResizeSandbox>) -> Self::Future {
+    fn call(&mut self, request: Request<UpdatePodSandboxResourcesRequest>) -> Self::Future {
         let (service, request) = (self.clone(), request.into_inner());
         Box::pin(async move {
             let resources = request.resources.unwrap_or_default();
@@ -151,7 +143,10 @@ impl HttpService<http::Request<Body>> for Runtime {
         let service = self.service.clone();
         if method.as_deref() == Some("UpdatePodSandboxResources") {
             return Box::pin(async move {
-                let codec = ProstCodec::<SandboxResized, ResizeSandbox>::default();
+                let codec = ProstCodec::<
+                    UpdatePodSandboxResourcesResponse,
+                    UpdatePodSandboxResourcesRequest,
+                >::default();
                 Ok(Grpc::new(codec).unary(service, request).await)
             });
         }

@@ -9,7 +9,7 @@ use k8s_cri::v1::runtime_service_server::RuntimeService;
 use tokio_stream::wrappers::BroadcastStream;
 use tonic::{Request, Response, Status};
 
-use super::create::{Environment, SandboxResized};
+use super::create::{Environment, UpdatePodSandboxResourcesResponse};
 use super::{Behaviour, Service, Shared};
 
 impl Shared {
@@ -62,14 +62,14 @@ impl Service {
         &self,
         sandbox_id: String,
         linux: v1::LinuxContainerResources,
-    ) -> Result<Response<SandboxResized>, Status> {
+    ) -> Result<Response<UpdatePodSandboxResourcesResponse>, Status> {
         let object = format!(
             "{sandbox_id} shares={} quota={} memory={}",
             linux.cpu_shares, linux.cpu_quota, linux.memory_limit_in_bytes
         );
         self.call("update_podsandbox_resources", object, async {
             self.0.model().sandbox_status(&sandbox_id)?;
-            Ok(SandboxResized {})
+            Ok(UpdatePodSandboxResourcesResponse {})
         })
         .await
     }
