@@ -30,6 +30,8 @@ const TRIES: usize = 5;
 /// Own renewals that are remembered: one that was not answered may have been taken all the same.
 const REMEMBERED: usize = 8;
 const JITTER: f64 = 0.04;
+/// Precision of the time in a lease.
+const LEAST_STEP: Duration = Duration::from_micros(1);
 
 pub(super) struct LeaseTask {
     api: Api<Lease>,
@@ -186,8 +188,9 @@ impl LeaseTask {
 
     fn fill(&mut self, lease: &mut Lease) {
         let wall_us = self.clock.now().wall_ms.saturating_mul(1000);
-        let now = MicroTime(Timestamp::from_microsecond(wall_us).unwrap_or_default());
+        let now = Timestamp::from_microsecond(wall_us).unwrap_or_default();
         let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
+        let now = MicroTime(later_than(spec.renew_time.as_ref(), now));
         spec.holder_identity = Some(self.name.clone());
         spec.lease_duration_seconds = i32::try_from(self.duration.as_secs()).ok();
         spec.renew_time = Some(now.clone());
@@ -231,6 +234,13 @@ impl LeaseTask {
             ),
         ));
     }
+}
+
+/// Returns the time of a renewal: now, or a moment after the previous one where the clock was set back. A controller takes
+/// a lease whose time does not grow for one that is not renewed, and the node for lost.
+fn later_than(previous: Option<&MicroTime>, now: Timestamp) -> Timestamp {
+    let next = previous.and_then(|at| at.0.checked_add(LEAST_STEP).ok());
+    next.map_or(now, |next| next.max(now))
 }
 
 /// Returns whether the lease was renewed recently.

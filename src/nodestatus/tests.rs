@@ -826,3 +826,32 @@ async fn a_node_that_may_not_register_itself_waits_to_be_made() {
     assert_eq!(world.fake.asked("POST"), 0);
     assert!(world.node_object.get().is_none());
 }
+
+/// A controller that sees a lease go back takes the node for lost, until the time of before is reached again.
+#[tokio::test(start_paused = true)]
+async fn the_lease_goes_on_when_the_clock_is_set_back() {
+    let mut world = World::new();
+    world.start();
+    world.pass(15).await;
+    let renewed = |world: &World| {
+        let lease = world.fake.with(|s| s.lease.clone()).unwrap();
+        lease["spec"]["renewTime"].as_str().unwrap().to_owned()
+    };
+    let before = renewed(&world);
+    // As if the clock had been set back by years meanwhile.
+    world.fake.with(|s| {
+        s.lease.as_mut().unwrap()["spec"]["renewTime"] = json!("2031-02-03T04:05:06.000007Z");
+    });
+    world.stop().await;
+    world.start();
+    let mut last = "2031-02-03T04:05:06.000007Z".to_owned();
+    assert!(before < last);
+    for _ in 0..3 {
+        world.pass(11).await;
+        let now = renewed(&world);
+        assert!(now > last, "{now} after {last}");
+        last = now;
+    }
+    assert!(last.starts_with("2031-02-03T04:05:06.0000"), "{last}");
+    assert_eq!(world.count("NodeNameConflict"), 0);
+}
