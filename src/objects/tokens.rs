@@ -6,7 +6,8 @@
 //! server does not answer an expired one is handed out, marked as stale.
 //!
 //! A token's age is measured on this node's clocks from the moment it was received, so a clock that is wrong does not
-//! make it old.
+//! make it old. When the clock is set back behind that moment, the token is replaced: on a machine that runs the API server as
+//! well, it is not valid yet.
 //!
 //! **Invariants:** at most one request for a token is under way; a refusal is never answered with an expired token.
 
@@ -32,6 +33,8 @@ use crate::types::{PodExt as _, PodUid, Stamp};
 const MAX_USE: Duration = Duration::from_secs(24 * 3600);
 /// Most that jitter makes a replacement come earlier.
 const JITTER_MS: i64 = 10_000;
+/// An API server accepts a token that begins to be valid so long after now.
+const LEEWAY_MS: i64 = 60_000;
 /// Life of a token when the API server does not say; upstream's default.
 const DEFAULT_LIFE_SECONDS: i64 = 3600;
 /// Deadlines of a request, with and without a token to fall back on.
@@ -90,6 +93,9 @@ impl Held {
     }
 
     fn until_refresh(&self, now: Stamp) -> Duration {
+        if now.wall_ms.saturating_add(LEEWAY_MS) < self.received.wall_ms {
+            return Duration::ZERO;
+        }
         self.left(self.refresh_ms, now)
     }
 

@@ -1,5 +1,7 @@
 //! Tokens: cached, replaced in time, kept through outages, forgotten with their pod.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::api::authentication::v1::TokenRequestSpec;
@@ -9,7 +11,7 @@ use serde_json::json;
 use super::fake::Mode;
 use super::{World, change, pod, settle};
 use crate::objects::ObjectError;
-use crate::types::PodUid;
+use crate::types::{Clock, PodUid, Stamp};
 
 fn spec(audience: &str) -> TokenRequestSpec {
     TokenRequestSpec {
@@ -300,4 +302,46 @@ async fn a_token_shows_in_no_debug_output() {
     life.objects.register(&robot("a"));
     let token = life.objects.token(&robot("a"), &spec("x")).await.unwrap();
     assert!(!format!("{token:?} {:?}", life.objects).contains("token-1"));
+}
+
+/// The clock of a machine that is set back while it runs.
+struct SetBack {
+    clock: Arc<dyn Clock>,
+    back_ms: AtomicI64,
+}
+
+impl Clock for SetBack {
+    fn now(&self) -> Stamp {
+        let mut now = self.clock.now();
+        now.wall_ms -= self.back_ms.load(Ordering::Relaxed);
+        now
+    }
+}
+
+/// A server on the same machine takes tokens of before for tokens of the future, and refuses them.
+#[tokio::test(start_paused = true)]
+async fn tokens_are_replaced_once_when_the_clock_is_set_back() {
+    let world = World::new();
+    let clock = Arc::new(SetBack {
+        clock: Arc::clone(&world.clock),
+        back_ms: AtomicI64::new(0),
+    });
+    let life = world.start_at(&(Arc::clone(&clock) as Arc<dyn Clock>));
+    let objects = &life.objects;
+    let robot = robot("a");
+    objects.register(&robot);
+    let newest = async || objects.token(&robot, &spec("x")).await.unwrap().token;
+    assert_eq!(newest().await, "token-1");
+    let mut changes = objects.changes();
+    // Servers tolerate this much.
+    clock.back_ms.store(55_000, Ordering::Relaxed);
+    pass(10).await;
+    assert_eq!(newest().await, "token-1");
+    clock.back_ms.store(7_200_000, Ordering::Relaxed);
+    pass(70).await;
+    assert_eq!(changes.try_recv().unwrap(), change("Token", "a"));
+    assert_eq!(newest().await, "token-2");
+    pass(600).await;
+    assert_eq!(newest().await, "token-2");
+    assert!(changes.try_recv().is_err(), "told once");
 }
