@@ -27,6 +27,7 @@ pub(super) fn find(
     if let Some(known) = base.node.get() {
         base.addresses.remember(reported_addresses(&known));
     }
+    follow_provider(config, base, tasks, token);
     follow_name(config, base, tasks, token);
     if let Err(error) = base.addresses.find() {
         warn!(
@@ -38,13 +39,49 @@ pub(super) fn find(
 
 /// Returns the addresses that the node's object last reported.
 fn reported_addresses(node: &Node) -> Vec<IpAddr> {
+    addresses_of(node, "InternalIP")
+}
+
+/// Has the addresses follow those that a cloud provider gives the node, where it does.
+fn follow_provider(
+    config: &AgentConfig,
+    base: &Base,
+    tasks: &mut Tasks,
+    token: &CancellationToken,
+) {
+    if !config.external_cloud_provider {
+        return;
+    }
+    let (addresses, token) = (base.addresses.clone(), token.clone());
+    let mut node = base.node.subscribe();
+    tasks.add("addresses of a cloud provider", async move {
+        let follow = async {
+            loop {
+                if let Some(node) = node.borrow_and_update().clone() {
+                    addresses.set_provided(&provided_addresses(&node));
+                }
+                if node.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            }
+        };
+        token.run_until_cancelled(follow).await;
+    });
+}
+
+/// Returns the addresses of a node's object, those of its own network first.
+fn provided_addresses(node: &Node) -> Vec<IpAddr> {
+    let external = addresses_of(node, "ExternalIP");
+    let mut all = addresses_of(node, "InternalIP");
+    all.extend(external);
+    all
+}
+
+fn addresses_of(node: &Node, type_: &str) -> Vec<IpAddr> {
     let status = node.status.as_ref();
     let addresses = status.and_then(|status| status.addresses.as_ref());
-    let internal = addresses
-        .into_iter()
-        .flatten()
-        .filter(|a| a.type_ == "InternalIP");
-    internal.filter_map(|a| a.address.parse().ok()).collect()
+    let of_type = addresses.into_iter().flatten().filter(|a| a.type_ == type_);
+    of_type.filter_map(|a| a.address.parse().ok()).collect()
 }
 
 /// Looks up which addresses the node's name stands for, again and again. Upstream does so for each status of the node; here

@@ -571,7 +571,10 @@ fn set_addresses(node: &mut Node, settings: &NodeSettings, facts: &Facts) {
         type_: type_.to_owned(),
         address,
     };
-    let ips = facts.addresses.iter().map(ToString::to_string);
+    // What the agent would guess may be another address than the provider's, and both would be used for a while.
+    let is_known = !settings.external_cloud_provider || given.is_some();
+    let ips = facts.addresses.iter().filter(|_| is_known);
+    let ips = ips.map(ToString::to_string);
     let mut addresses: Vec<_> = ips.map(|ip| address("InternalIP", ip)).collect();
     addresses.push(address("Hostname", settings.hostname.clone()));
     status.addresses = Some(addresses);

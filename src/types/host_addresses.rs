@@ -25,6 +25,8 @@ struct Known {
     recorded: Vec<IpAddr>,
     /// Those that the node's name stands for; `None` until that was looked up.
     of_name: Option<Vec<IpAddr>>,
+    /// Those that a cloud provider gave the node.
+    provided: Vec<IpAddr>,
 }
 
 #[derive(Debug)]
@@ -51,6 +53,7 @@ impl HostAddresses {
             last,
             recorded: Vec::new(),
             of_name: None,
+            provided: Vec::new(),
         };
         Self(Arc::new(Inner {
             source,
@@ -77,6 +80,18 @@ impl HostAddresses {
         self.known().of_name = Some(addresses);
     }
 
+    /// Takes what a cloud provider gave the node: the first address counts, and the first of the other family. They precede
+    /// what the agent finds itself where no address is given. Upstream: `GetNodeHostIPs`.
+    pub fn set_provided(&self, addresses: &[IpAddr]) {
+        if !self.go_by_name() {
+            return;
+        }
+        let first = addresses.first();
+        let is_other = |ip: &&IpAddr| first.is_some_and(|first| first.is_ipv6() != ip.is_ipv6());
+        let other = addresses.iter().find(is_other);
+        self.known().provided = first.into_iter().chain(other).copied().collect();
+    }
+
     /// Stops waiting for the first answer about the node's name. An address that was reported before stays, as long as the
     /// machine has it: a name server that is away is no reason to move.
     pub fn do_without_name(&self) {
@@ -101,10 +116,11 @@ impl HostAddresses {
         }
     }
 
-    /// Returns the addresses that this machine has now, primary first: those given, else one that the node's name stands
-    /// for, else the one that packets to other networks leave from, else the only one that is on an interface of its own. An
-    /// address of a bridge or another interface of pods counts only where there is nothing else. Until the name was looked
-    /// up, the address found last stays, as long as the machine has it. Upstream: `NodeAddress`, `validateNodeIP`.
+    /// Returns the addresses that this machine has now, primary first: those given, else those of a cloud provider, else one
+    /// that the node's name stands for, else the one that packets to other networks leave from, else the only one that is
+    /// on an interface of its own. An address of a bridge or another interface of pods counts only where there is nothing
+    /// else. Until the name was looked up, the address found last stays, as long as the machine has it. Upstream:
+    /// `NodeAddress`, `validateNodeIP`.
     ///
     /// # Errors
     /// No address stands out, or this machine does not have a given address.
@@ -113,21 +129,31 @@ impl HostAddresses {
         match &self.0.source {
             Source::Fixed => Ok(known.last.clone()),
             Source::Machine(given) => {
-                let likely = known.of_name.as_ref().unwrap_or(&known.last);
-                let found = addresses(given, likely)?;
+                let provided = usable(&known.provided);
+                let found = if provided.is_empty() {
+                    let likely = known.of_name.as_ref().unwrap_or(&known.last);
+                    addresses(given, likely)?
+                } else {
+                    provided
+                };
                 known.last.clone_from(&found);
                 Ok(found)
             }
         }
     }
 
-    /// Returns the addresses to report, as `status.hostIPs` has them: those of now, else the last ones. Empty on a node
-    /// that never had any.
+    /// Returns the addresses to report, as `status.hostIPs` has them: those of a cloud provider, else those of now, else the
+    /// last ones. Empty on a node that never had any.
     pub fn reported(&self) -> Vec<String> {
-        let found = self.find().unwrap_or_else(|_| {
-            let named: Vec<IpAddr> = self.given().collect();
-            if named.is_empty() { self.last() } else { named }
-        });
+        let provided = self.known().provided.clone();
+        let found = if provided.is_empty() {
+            self.find().unwrap_or_else(|_| {
+                let named: Vec<IpAddr> = self.given().collect();
+                if named.is_empty() { self.last() } else { named }
+            })
+        } else {
+            provided
+        };
         found.iter().map(ToString::to_string).collect()
     }
 
@@ -161,6 +187,16 @@ impl HostAddresses {
 
 fn named(given: &[IpAddr]) -> impl Iterator<Item = IpAddr> {
     given.iter().copied().filter(|ip| !ip.is_unspecified())
+}
+
+/// Returns those of `ips` that others can reach this machine by.
+fn usable(ips: &[IpAddr]) -> Vec<IpAddr> {
+    if ips.is_empty() {
+        return Vec::new();
+    }
+    let there = interfaces::addresses().unwrap_or_default();
+    let usable = ips.iter().filter(|ip| check_address(**ip, &there).is_ok());
+    usable.copied().collect()
 }
 
 fn has(there: &[Address], ip: IpAddr) -> bool {
@@ -432,6 +468,29 @@ mod tests {
         ] {
             assert_eq!(of(&given).reachable().to_string(), probed);
         }
+    }
+
+    #[test]
+    fn a_cloud_providers_addresses_are_reported_where_none_is_given() {
+        let parse = |ips: &[&str]| ips.iter().map(|ip| ip.parse().unwrap()).collect::<Vec<_>>();
+        let provided = parse(&["192.0.2.7", "192.0.2.8", "2001:db8::7", "203.0.113.9"]);
+        let node = of(&[]);
+        node.set_provided(&provided);
+        assert_eq!(node.reported(), ["192.0.2.7", "2001:db8::7"]);
+        // They are none of this machine, so nothing is asked there.
+        assert_ne!(node.reachable().to_string(), "192.0.2.7");
+        let given = of(&["192.0.2.77"]);
+        given.set_provided(&provided);
+        assert_eq!(given.reported(), ["192.0.2.77"]);
+        let here = interfaces::addresses().unwrap();
+        let here = here.iter().find(|one| check_address(one.ip, &here).is_ok());
+        if let Some(here) = here {
+            node.set_provided(&[here.ip]);
+            assert_eq!(node.find().unwrap(), [here.ip]);
+            assert_eq!(node.reachable(), here.ip);
+        }
+        node.set_provided(&[]);
+        assert_ne!(node.reported(), ["192.0.2.7", "2001:db8::7"]);
     }
 
     #[test]

@@ -610,6 +610,23 @@ fn a_cloud_providers_addresses_stay() {
 }
 
 #[test]
+fn a_cloud_provider_gives_the_addresses_that_are_not_named() {
+    let (pressure, ready) = (Pressure::default(), Readiness::default());
+    let memory = Memory::default();
+    for (given, internal) in [(None, false), (Some("10.0.0.1"), true), (Some("::"), false)] {
+        let mut settings = settings();
+        settings.external_cloud_provider = true;
+        settings.node_ips = given.iter().map(|ip| ip.parse().unwrap()).collect();
+        let base = initial_node(&settings);
+        let computed = compute(&base, &settings, &facts(), pressure, &ready, &memory, at(5));
+        let shown = status(&computed.node).addresses.clone().unwrap();
+        let types: Vec<_> = shown.iter().map(|a| a.type_.as_str()).collect();
+        assert_eq!(types.contains(&"InternalIP"), internal, "{given:?}");
+        assert_eq!(types.last(), Some(&"Hostname"), "{given:?}");
+    }
+}
+
+#[test]
 fn the_largest_images_are_listed_with_at_most_five_names() {
     let image = |size, tags: &[&str]| Image {
         digests: vec![format!("d@{size}")],
