@@ -274,7 +274,8 @@ fn headers(wanted: &[(String, String)]) -> Result<HeaderMap, SourceError> {
             why,
         };
         let key: HeaderName = name.parse().map_err(|e| bad(format!("{e}")))?;
-        let mut value: HeaderValue = value.parse().map_err(|e| bad(format!("{e}")))?;
+        let value = HeaderValue::from_bytes(value.as_bytes());
+        let mut value = value.map_err(|e| bad(format!("{e}")))?;
         value.set_sensitive(true);
         headers.append(key, value);
     }

@@ -300,7 +300,7 @@ fn headers_of(get: &HTTPGetAction) -> Result<HeaderMap, String> {
     for header in get.http_headers.iter().flatten() {
         let name = HeaderName::try_from(header.name.as_str())
             .map_err(|_| format!("{:?} is no name of a header", header.name))?;
-        let value = HeaderValue::try_from(header.value.as_str())
+        let value = HeaderValue::from_bytes(header.value.as_bytes())
             .map_err(|_| format!("header {name} has a value that cannot be sent"))?;
         if name == HOST {
             headers.insert(name, value);

@@ -116,7 +116,7 @@ async fn an_https_hook_falls_back_to_plain_http() {
 #[tokio::test]
 async fn a_hook_speaks_http2_where_the_server_picks_it() {
     let server = TlsServer::start("h2").await;
-    let headers = json!([{"name": "Host", "value": "shop.example"}]);
+    let headers = json!([{"name": "Host", "value": "shop.example"}, {"name": "X-A", "value": "\u{e9}t\u{e9}"}]);
     let hook = json!({"port": server.port, "path": "/500", "scheme": "HTTPS",
         "httpHeaders": headers});
     run_it(json!({"httpGet": hook})).await.unwrap();

@@ -86,7 +86,8 @@ fn headers(action: &HTTPGetAction) -> Result<HeaderMap, String> {
     for header in action.http_headers.iter().flatten() {
         let bad = |why: String| format!("header {:?} of the probe: {why}", header.name);
         let name: HeaderName = header.name.parse().map_err(|e| bad(format!("{e}")))?;
-        let value: HeaderValue = header.value.parse().map_err(|e| bad(format!("{e}")))?;
+        let value = HeaderValue::from_bytes(header.value.as_bytes());
+        let value = value.map_err(|e| bad(format!("{e}")))?;
         given.append(name, value);
     }
     let agent: HeaderValue = user_agent().parse().map_err(|e| format!("{e}"))?;
