@@ -533,6 +533,21 @@ impl PodWorkers {
         handle.map(|h| Arc::clone(&h.pod))
     }
 
+    /// Forgets a static pod that admission refused, once it is finished, so that it is decided on again. Returns whether it
+    /// is forgotten now.
+    pub fn admit_again(&self, uid: &PodUid) -> bool {
+        let state = self.0.context.store.snapshot();
+        let mut handles = self.handles();
+        let Some(handle) = handles.get_mut(uid) else {
+            return false;
+        };
+        let is_forgotten = handle.worker.forget_refusal(&state);
+        if is_forgotten {
+            handle.notify.notify_one();
+        }
+        is_forgotten
+    }
+
     /// Returns the pods that hold resources of this node, see [`Worker::is_counted_by_admission`]. Upstream: `GetActivePods`.
     pub fn counted_by_admission(&self) -> Vec<Arc<Pod>> {
         let state = self.0.context.store.snapshot();

@@ -238,6 +238,54 @@ pub(super) fn reconsider_unstarted(context: &LoopContext) {
     }
 }
 
+/// Decides again on static pods that were refused and fit now: a port or processor may be free again, or the node may have
+/// other labels. Their manifests do not change, so nobody else would bring them back. Upstream decides again when it starts.
+pub(super) fn reconsider_refused(context: &LoopContext) {
+    if context.runtime_state.is_shutting_down() {
+        return;
+    }
+    let state = context.store.snapshot();
+    let mut others = None;
+    for pod in context.pods.all() {
+        let uid = pod.uid();
+        let record = state.record::<AdmissionRecord>(uid.as_str());
+        let Some(AdmissionDecision::Rejected { reason, .. }) = record.map(|r| &r.decision) else {
+            continue;
+        };
+        if !pod.is_static() || depends_on_devices(&pod, reason) {
+            continue;
+        }
+        let others = others.get_or_insert_with(|| on_the_node(context));
+        if fits_now(context, &pod, others) && context.workers.admit_again(&uid) {
+            let reason = reason.as_str();
+            info!(pod = %uid, name = pod.name(), reason, "a static pod that was refused fits now, deciding again");
+        }
+    }
+}
+
+/// Returns whether devices may be why a pod was refused. They are chosen when it starts, so it cannot be known here whether
+/// they are there now.
+fn depends_on_devices(pod: &Pod, reason: &str) -> bool {
+    let containers = pod.init_containers().iter().chain(pod.containers());
+    let limits = containers.filter_map(|c| c.resources.as_ref()?.limits.as_ref());
+    let mut names = limits.flat_map(BTreeMap::keys);
+    !reason.starts_with("OutOf") && names.any(|name| name.contains('/'))
+}
+
+/// Returns whether a pod would be admitted now. Decides nothing.
+fn fits_now(context: &LoopContext, pod: &Pod, others: &NodeInfo) -> bool {
+    let refusals: Vec<String> = supported::refused(pod)
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    let node = node(context);
+    let facts = facts(context, &node, &refusals);
+    let verdict = admission::admit(pod, others, &facts);
+    let holds = |uid: &PodUid| context.workers.if_counted_by_admission(uid).is_some();
+    let pinning = &context.workers.context().pinning;
+    verdict.decision == AdmissionDecision::Admitted && pinning.place(pod, holds).is_ok()
+}
+
 /// The decision about a pod that was admitted, is to run, and of which the records know no start and the
 /// runtime no container.
 fn admitted_and_unstarted<'a>(

@@ -43,6 +43,8 @@ const ERROR_BACKOFF_MAX: Duration = Duration::from_secs(5);
 const HOUSEKEEPING_WARNING: Duration = Duration::from_secs(1);
 /// Housekeeping runs at least this often, whether or not anything changed.
 const HOUSEKEEPING_PERIOD: Duration = Duration::from_secs(60);
+/// Interval between looks at static pods that were refused.
+const REFUSED_PERIOD: Duration = Duration::from_secs(10);
 
 /// Hook that is called with every pod of the API server that was added, changed or removed. The loop calls it: it must
 /// not wait.
@@ -131,6 +133,8 @@ pub struct SyncLoop {
     /// True if pods that were admitted in a previous run and never started were checked again.
     reconsidered: bool,
     last_housekeeping: Option<Stamp>,
+    /// Time at which refused static pods were last considered.
+    refused_at: Option<Stamp>,
 }
 
 impl SyncLoop {
@@ -142,6 +146,7 @@ impl SyncLoop {
             dirty: true,
             reconsidered: false,
             last_housekeeping: None,
+            refused_at: None,
         }
     }
 
@@ -245,6 +250,10 @@ impl SyncLoop {
         {
             self.reconsidered = true;
             handlers::reconsider_unstarted(&self.context);
+        }
+        if (self.refused_at).is_none_or(|last| now.since(last) >= REFUSED_PERIOD) {
+            self.refused_at = Some(now);
+            handlers::reconsider_refused(&self.context);
         }
         let overdue = self
             .last_housekeeping

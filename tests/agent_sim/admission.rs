@@ -389,3 +389,38 @@ async fn a_node_is_registered_whatever_swap_its_machine_has() {
     })
     .await;
 }
+
+/// Nobody else would bring a static pod back: its manifest does not change.
+#[tokio::test(start_paused = true)]
+async fn a_static_pod_that_was_refused_starts_once_it_fits() {
+    let mut w = node();
+    w.start().await;
+    w.joined().await;
+    create(&w, "web", &on_host_port(asking("10m"), 8080));
+    settled(&w, &["web"], &[]).await;
+    w.manifest("fixed", &on_host_port(asking("10m"), 8080).to_string());
+    let mirror = format!("fixed-{NODE}");
+    settled(&w, &["web"], &[&mirror]).await;
+    assert_eq!(refusal(&w, &mirror), "NodePorts");
+    // It is told once, however often it is looked at, and a restart changes nothing.
+    w.pass(90).await;
+    w.restart().await;
+    w.pass(90).await;
+    let events = w.api().list_json("events", "");
+    let refusals = events.iter().filter(|e| e["reason"] == "NodePorts");
+    assert_eq!(refusals.count(), 1);
+    assert_eq!(refusal(&w, &mirror), "NodePorts");
+    w.delete("web", Some(1));
+    w.until("the static pod runs", 120, |w| {
+        w.shown_phase(&mirror) == "Running"
+    })
+    .await;
+    assert_eq!(w.starts("fixed").len(), 1);
+    // A pod of the API server that was refused stays so: its controller makes another one.
+    create(&w, "late", &on_host_port(asking("10m"), 8080));
+    settled(&w, &[], &["late"]).await;
+    w.remove_manifest("fixed");
+    w.pass(120).await;
+    assert_eq!(refusal(&w, "late"), "NodePorts");
+    assert_nothing_wrong(&w);
+}

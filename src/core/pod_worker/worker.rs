@@ -179,6 +179,15 @@ impl Worker {
         is_due && self.begin_forgetting()
     }
 
+    /// Has a static pod forgotten that admission refused, and that is finished: it is decided on again. Returns whether it
+    /// did.
+    pub fn forget_refusal(&mut self, state: &State) -> bool {
+        let is_due = self.source.is_static()
+            && matches!(self.record.phase, WorkerPhase::Finished { .. })
+            && self.is_refused(state);
+        is_due && self.begin_forgetting()
+    }
+
     /// Returns whether the worker of a static pod has to wait for others of its name.
     pub fn waits_for_its_name(&self) -> bool {
         self.source.is_static()
