@@ -124,7 +124,7 @@ pub struct Limits {
 /// Takes a memory limit away.
 pub const NO_MEMORY_LIMIT: u64 = u64::MAX;
 
-/// What is wanted of a cgroup, and what systemd was told of it by this agent.
+/// Wanted limits of a cgroup, and those that this agent has sent to systemd.
 #[derive(Clone, Debug, Default)]
 struct Wanted {
     whole: Whole,
@@ -453,7 +453,7 @@ impl CgroupManager {
         Ok(())
     }
 
-    /// Whether the cgroup of a pod is there, in every hierarchy that carries limits.
+    /// Returns whether the cgroup of a pod exists in every hierarchy that has limits.
     pub fn exists(&self, pod: &Pod) -> bool {
         let Ok(name) = self.pod_cgroup(pod) else {
             return false;

@@ -171,10 +171,7 @@ impl DraManager {
             }
         }
         if is_deleted {
-            info!(
-                driver,
-                "deleted the ResourceSlices of a removed DRA driver"
-            );
+            info!(driver, "deleted the ResourceSlices of a removed DRA driver");
         }
         if self.shared().drivers.contains_key(driver) {
             // It may come back by the socket that it registered.

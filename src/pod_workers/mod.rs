@@ -89,7 +89,7 @@ pub struct WorkerContext {
     pub store: Store,
     /// Time.
     pub clock: Arc<dyn Clock>,
-    /// Where events go.
+    /// Recorder of events.
     pub recorder: Arc<dyn EventRecorder>,
     /// Metrics.
     pub metrics: Metrics,
@@ -121,7 +121,7 @@ pub struct Content {
     pub objects: Objects,
     /// This node's object.
     pub node_object: NodeObject,
-    /// What volumes of kind `image` stand for.
+    /// Images that volumes of kind `image` refer to, and their mounts.
     pub volume_images: mounts::VolumeImages,
 }
 
