@@ -14,6 +14,8 @@ mod faults;
 mod model;
 #[path = "store_contract/paced.rs"]
 mod paced;
+#[path = "store_contract/redb.rs"]
+mod redb;
 #[path = "store_contract/suite.rs"]
 mod suite;
 #[path = "store_contract/world.rs"]

@@ -14,6 +14,7 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Once;
+use std::time::{Duration, Instant};
 
 use holdfast::core::state::{ContainerRecord, EpochReason, State, Transaction};
 use holdfast::store::backend::{Backend as _, Op, SledBackend, SledOptions};
@@ -545,6 +546,130 @@ fn a_torn_snapshot_does_not_keep_the_store_from_opening() {
         !opened.report.quarantined.is_empty(),
         "moved aside, not deleted"
     );
+}
+
+#[test]
+fn an_empty_or_cut_off_snapshot_costs_no_record() {
+    quiet();
+    for content_of in ["", "ab", "twelve bytes"] {
+        let dir = tempfile::tempdir().unwrap();
+        let state = build(dir.path(), 20, 2);
+        let newest = dir.path().join("db/snap.7FFFFFFFFFFFFFF0");
+        fs::write(newest, content_of).unwrap();
+        let opened = open_dir(dir.path());
+        assert_eq!(opened.report.outcome, Outcome::SnapshotsRemoved);
+        assert_eq!(content(&opened.loaded.state), content(&state));
+        assert_eq!(opened.report.new_epoch, None);
+        drop(opened);
+        assert_eq!(open_dir(dir.path()).report.outcome, Outcome::Opened);
+    }
+}
+
+/// Adds a value of a size that sled keeps in a file of its own. Returns the path of that file.
+fn add_blob(dir: &Path) -> PathBuf {
+    let db = dir.join("db");
+    let mut backend = SledBackend::open(&db, SledOptions::default()).unwrap();
+    let big = Op::Put {
+        key: codec::record_key(holdfast::core::state::Table::Volumes, "of another program"),
+        value: vec![7; 300_000],
+    };
+    backend.apply(&[big]).unwrap();
+    backend.sync().unwrap();
+    drop(backend);
+    let blobs = fs::read_dir(db.join("blobs")).unwrap();
+    let mut blobs: Vec<PathBuf> = blobs.map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(blobs.len(), 1, "{blobs:?}");
+    blobs.remove(0)
+}
+
+#[test]
+fn a_damaged_blob_costs_its_own_record_only() {
+    quiet();
+    let damages: [(&str, fn(&Path)); 5] = [
+        ("deleted", |blob| fs::remove_file(blob).unwrap()),
+        ("empty", |blob| fs::write(blob, "").unwrap()),
+        ("cut off", |blob| {
+            let file = fs::File::options().write(true).open(blob).unwrap();
+            file.set_len(1000).unwrap();
+        }),
+        ("one bit", |blob| {
+            let mut bytes = fs::read(blob).unwrap();
+            bytes[150_000] ^= 1;
+            fs::write(blob, bytes).unwrap();
+        }),
+        ("a pipe", |blob| {
+            fs::remove_file(blob).unwrap();
+            nix::unistd::mkfifo(blob, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        }),
+    ];
+    for (damage, apply) in damages {
+        let dir = tempfile::tempdir().unwrap();
+        let state = build(dir.path(), 20, 2);
+        back_up(dir.path(), &state);
+        apply(&add_blob(dir.path()));
+        let opened = open_dir(dir.path());
+        assert!(
+            matches!(opened.report.outcome, Outcome::Salvaged { .. }),
+            "{damage}: {:?}",
+            opened.report
+        );
+        assert_eq!(content(&opened.loaded.state), content(&state), "{damage}");
+        drop(opened);
+        assert_eq!(
+            open_dir(dir.path()).report.outcome,
+            Outcome::Opened,
+            "{damage}"
+        );
+    }
+}
+
+/// Opens a store whose engine may not answer.
+fn open_soon(dir: &Path) -> (Opened, Duration) {
+    let begin = Instant::now();
+    let mut options = options(dir);
+    options.sled.open_limit = Duration::from_secs(2);
+    (open(&options).unwrap(), begin.elapsed())
+}
+
+#[test]
+fn an_engine_that_does_not_answer_is_given_up_on() {
+    quiet();
+    let pipe = |path: &Path| {
+        if path.exists() {
+            fs::remove_file(path).unwrap();
+        }
+        nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    };
+    // Before it has locked its file: the file that it waits for is moved aside, and then it opens.
+    let dir = tempfile::tempdir().unwrap();
+    let state = build(dir.path(), 20, 2);
+    pipe(&dir.path().join("db/conf"));
+    let (opened, took) = open_soon(dir.path());
+    assert_eq!(opened.report.outcome, Outcome::SnapshotsRemoved);
+    let messages = opened.report.messages.join("\n");
+    assert!(
+        messages.contains("open the database: no answer from sled within 2 s"),
+        "{messages}"
+    );
+    assert_eq!(content(&opened.loaded.state), content(&state));
+    assert!(took < Duration::from_secs(20), "{took:?}");
+    drop(opened);
+    assert_eq!(open_dir(dir.path()).report.outcome, Outcome::Opened);
+
+    // While it loads, with the file locked for good: the records are read from its log.
+    let dir = tempfile::tempdir().unwrap();
+    let state = build(dir.path(), 20, 2);
+    pipe(&dir.path().join("db/snap.7FFFFFFFFFFFFFF0"));
+    let (opened, took) = open_soon(dir.path());
+    assert!(
+        matches!(opened.report.outcome, Outcome::Salvaged { lost: 0, .. }),
+        "{:?}",
+        opened.report
+    );
+    assert_eq!(content(&opened.loaded.state), content(&state));
+    assert!(took < Duration::from_secs(20), "{took:?}");
+    drop(opened);
+    assert_eq!(open_dir(dir.path()).report.outcome, Outcome::Opened);
 }
 
 #[test]

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use super::backend::{Backend as _, BackendError, SledBackend, SledOptions};
@@ -17,8 +17,6 @@ use crate::types::Stamp;
 
 /// Version of everything that was loaded.
 pub(super) const VERSION: Version = 1;
-/// Time limit for sled to open a database; a database that takes longer counts as one that cannot be opened.
-const OPEN_LIMIT: Duration = Duration::from_secs(120);
 /// Number of attempts to get a lock that this process may still hold, and the pause between them.
 const LOCK_TRIES: u32 = 25;
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
@@ -85,6 +83,7 @@ fn attempt(sled: &SledOptions, db: &Path) -> Result<Found, BackendError> {
     const ACTION: &str = "open the database";
     let (sender, receiver) = mpsc::channel();
     let path = db.to_owned();
+    let limit = sled.open_limit;
     let sled = sled.clone();
     let work = move || {
         let result = open_unlocked(&path, &sled).and_then(|(backend, mut loaded)| {
@@ -100,10 +99,16 @@ fn attempt(sled: &SledOptions, db: &Path) -> Result<Found, BackendError> {
         .name("store-open".to_owned())
         .spawn(work)
         .map_err(|source| BackendError::io(ACTION, source))?;
-    receiver.recv_timeout(OPEN_LIMIT).unwrap_or_else(|error| {
+    receiver.recv_timeout(limit).unwrap_or_else(|error| {
+        let reason = match error {
+            RecvTimeoutError::Timeout => {
+                format!("no answer from sled within {} s", limit.as_secs())
+            }
+            RecvTimeoutError::Disconnected => "the thread that opens it ended".to_owned(),
+        };
         Err(BackendError::Engine {
             action: ACTION,
-            reason: format!("no answer from the engine: {error}"),
+            reason,
         })
     })
 }

@@ -18,9 +18,9 @@
 //! salvaged store may be stale, which is why it starts a new epoch.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fs::{self, File};
-use std::io;
-use std::os::unix::fs::FileExt;
+use std::fs::{File, Metadata};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{FileExt, OpenOptionsExt as _};
 use std::path::Path;
 
 use crate::core::state::Table;
@@ -383,9 +383,22 @@ fn parse(
     ))
 }
 
+/// Content of a regular file; nothing of a pipe, which would keep its reader for good.
+fn read_regular(path: &Path) -> Option<Vec<u8>> {
+    let mut file = File::options()
+        .read(true)
+        .custom_flags(nix::fcntl::OFlag::O_NONBLOCK.bits())
+        .open(path)
+        .ok()?;
+    let metadata = file.metadata().ok().filter(Metadata::is_file)?;
+    let mut bytes = Vec::with_capacity(usize::try_from(metadata.len()).ok()?);
+    file.read_to_end(&mut bytes).ok()?;
+    Some(bytes)
+}
+
 fn read_blob(db_dir: &Path, pointer: &[u8]) -> Option<(Kind, Vec<u8>)> {
     let id = i64::from_le_bytes(pointer.try_into().ok()?);
-    let bytes = fs::read(db_dir.join("blobs").join(id.to_string())).ok()?;
+    let bytes = read_regular(&db_dir.join("blobs").join(id.to_string()))?;
     let (crc, rest) = bytes.split_first_chunk::<4>()?;
     if crc32fast::hash(rest) != u32::from_le_bytes(*crc) {
         return None;

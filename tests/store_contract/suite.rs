@@ -16,6 +16,7 @@ macro_rules! suite {
     ($($test:ident),+ $(,)?) => {
         mod sled { $( #[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $test() { super::$test(super::World::new(super::Engine::Sled)).await; } )+ }
         mod memory { $( #[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $test() { super::$test(super::World::new(super::Engine::Memory)).await; } )+ }
+        mod redb { $( #[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $test() { super::$test(super::World::new(super::Engine::Redb)).await; } )+ }
         mod faulty { $( #[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $test() { super::$test(super::World::new(super::Engine::Faulty)).await; } )+ }
     };
 }

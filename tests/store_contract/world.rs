@@ -15,6 +15,8 @@ use holdfast::types::metrics::Metrics;
 use holdfast::types::runtime::PodStatus;
 use holdfast::types::{BootId, BootIdentity, Clock, ContainerId, Json, PodSource, PodUid, Stamp};
 
+use super::redb::RedbBackend;
+
 /// A clock that ticks when it is looked at.
 #[derive(Default)]
 pub struct Ticking(AtomicI64);
@@ -37,6 +39,7 @@ pub fn stamp(ms: i64) -> Stamp {
 pub enum Engine {
     Sled,
     Memory,
+    Redb,
     Faulty,
 }
 
@@ -66,6 +69,9 @@ impl World {
                 SledBackend::open(self.directory.path().join("s"), SledOptions::default()).unwrap(),
             ),
             Engine::Memory => Box::new(self.memory.clone()),
+            Engine::Redb => {
+                Box::new(RedbBackend::open(self.directory.path().join("r.redb")).unwrap())
+            }
             Engine::Faulty => {
                 Box::new(FaultyBackend::new(self.memory.clone(), self.faults.clone()))
             }

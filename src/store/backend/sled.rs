@@ -26,6 +26,8 @@ pub struct SledOptions {
     pub cache_capacity: u64,
     /// Refuse to open an existing database.
     pub create_new: bool,
+    /// Time limit of one attempt to open a database and to read its records, for [`crate::store::open`].
+    pub open_limit: Duration,
 }
 
 impl Default for SledOptions {
@@ -33,6 +35,7 @@ impl Default for SledOptions {
         Self {
             cache_capacity: 8 * 1024 * 1024,
             create_new: false,
+            open_limit: Duration::from_secs(120),
         }
     }
 }
