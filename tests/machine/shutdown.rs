@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, PostParams};
 use serde_json::{Value, json};
 
-use super::node::{IMAGE, Node, PATIENCE, pod, rows};
+use super::node::{IMAGE, Node, PATIENCE, SLEEP, noting, pod, rows};
 use super::reboot::Cluster;
 
 /// A script that ends with this code when it is told to stop.
@@ -139,14 +139,26 @@ fn a_delayed_shutdown_tells_how_pods_ended_before_the_machine_goes_down() {
 #[test]
 fn ends_of_a_shutdown_with_the_api_server_away_are_told_after_the_boot() {
     let (mut cluster, api) = delaying(&PODS);
+    cluster.node.manifest(&noting("static", "Always", SLEEP));
+    cluster.node.wait_starts("static", 1, PATIENCE);
     cluster.proxy.cut();
-    cluster.node.machine.send("systemctl reboot").unwrap();
+    // A second one during the first changes nothing.
+    cluster
+        .node
+        .machine
+        .send("systemctl reboot; sleep 3; systemctl reboot")
+        .unwrap();
     cluster.node.machine.rebooted().unwrap();
     cluster
         .node
         .eventually("the agent is ready", "systemctl is-active --quiet holdfast");
+    // What its owner wants runs again, without the API server.
+    cluster.node.wait_starts("static", 2, PATIENCE);
     cluster.proxy.heal();
     for (name, _, code) in PODS {
         wait(&mut cluster, &api, name, ended_with(code));
     }
+    let journal = rows(&mut cluster.node.machine, "journal").unwrap();
+    let begun = journal.iter().filter(|row| row["what"] == "shutdown began");
+    assert_eq!(begun.count(), 1, "{journal:#?}");
 }
