@@ -278,6 +278,84 @@ fn judge(watched: &str) -> (u128, i64) {
     (ended.0 - lines[crossed].0, lowest.unwrap())
 }
 
+/// Gives containerd's data a disk of its own, of which about 400 MiB are free.
+const IMAGE_DISK: &str = "set -e
+systemctl stop containerd
+truncate -s 600M /var/imagedisk.img
+mkfs.ext4 -q -m 0 /var/imagedisk.img
+mkdir /mnt/new
+mount -o loop /var/imagedisk.img /mnt/new
+cp -a /var/lib/containerd/. /mnt/new/
+umount /mnt/new
+rm -rf /var/lib/containerd/*
+echo '/var/imagedisk.img /var/lib/containerd ext4 loop 0 0' >>/etc/fstab
+systemctl daemon-reload
+mount /var/lib/containerd
+systemctl start containerd";
+
+/// Kibibytes that may be written to the disk of images.
+const IMAGE_DISK_FREE: &str = "sync; df -k --output=avail /var/lib/containerd | tail -n 1";
+
+#[test]
+fn imagefs_on_a_second_disk_loses_unused_images_and_then_the_pod_that_fills_it() {
+    let mut site = Site::prepared("evictionPressureTransitionPeriod: 20s\n", |node| {
+        node.sh(IMAGE_DISK);
+    });
+    let mount = json!({"volumeMounts": [{"name": "data", "mountPath": "/data"}]});
+    site.create(&object("quiet", SLEEP, &mount));
+    // Most of all on the other disk, which is not the one that is full.
+    let elsewhere =
+        format!("dd if=/dev/zero of=/data/own bs=1M count=120 2>/dev/null; : >/data/done; {SLEEP}");
+    site.create(&object("elsewhere", &elsewhere, &mount));
+    let others = ["quiet", "elsewhere"].map(|name| (name, running(&site.wait_running(name))));
+    site.node().eventually(
+        "the pod has all that it wants",
+        "ls /var/lib/kubelet/pods/*/volumes/kubernetes.io~empty-dir/data/done",
+    );
+    let unused = "holdfast.local/unused:1";
+    super::registry::archive(site.node(), "unused");
+    site.node()
+        .sh("ctr -n k8s.io images import /root/unused.tar >/dev/null");
+    let free: u64 = site.node().sh(IMAGE_DISK_FREE).trim().parse().unwrap();
+    let threshold = free - 80 * 1024;
+    site.configure(&format!(
+        "evictionHard: {{imagefs.available: {threshold}Ki}}\nimageMinimumGCAge: 1s\n"
+    ));
+    assert_eq!(site.condition("DiskPressure"), "False");
+
+    // Into its writable layer.
+    let fill = "mkdir /fill; n=0; while :; do dd if=/dev/zero of=/fill/$n bs=1M count=4 2>/dev/null; n=$((n + 1)); sleep 1; done";
+    site.create(&object("fills", fill, &mount));
+    site.wait_running("fills");
+    site.wait_condition("DiskPressure", "True");
+    site.kill_agent();
+    let fills = site.wait("fills", "is evicted", is_evicted);
+    let message = fills["status"]["message"].as_str().unwrap_or_default();
+    let begin = "The node was low on resource: ephemeral-storage. Threshold quantity: ";
+    assert!(message.starts_with(begin), "{message}");
+    site.wait_condition("DiskPressure", "False");
+    let left: u64 = site.node().sh(IMAGE_DISK_FREE).trim().parse().unwrap();
+    assert!(left > threshold, "{left} of {threshold}");
+    let images = site.node().sh("ctr -n k8s.io images ls -q");
+    assert!(!images.contains(unused), "{images}");
+    assert!(images.contains(IMAGE), "{images}");
+    for (name, before) in &others {
+        assert_eq!(running(&site.get(name)), *before, "{name}");
+    }
+
+    // Across a reboot the others run again, and nobody else is evicted.
+    site.node().reboot_at_once();
+    for (name, before) in &others {
+        site.wait(name, "runs again", |pod| {
+            let (id, _) = running(pod);
+            id != before.0 && !pod["status"]["containerStatuses"][0]["state"]["running"].is_null()
+        });
+        assert_eq!(site.events("Evicted", name), 0, "{name}");
+    }
+    assert!(is_evicted(&site.get("fills")));
+    assert_eq!(site.events("Evicted", "fills"), 1);
+}
+
 #[test]
 fn a_pod_that_fills_the_disk_is_evicted_and_the_disk_has_room_again() {
     let mut site = Site::with("evictionPressureTransitionPeriod: 20s\n");

@@ -19,7 +19,7 @@ while (my $connection = $listener->accept) {
 ";
 
 /// Makes an archive of an image of its own, `holdfast.local/<name>:1`, with a layer that no other image has.
-fn archive(node: &mut Node, name: &str) {
+pub fn archive(node: &mut Node, name: &str) {
     node.sh(&format!(
         "set -e\nmkdir -p /root/{name} && cd /root/{name} && tar xf /root/images.tar\n\
          echo {name} >own && tar rf layer.tar own && rm own\n\
