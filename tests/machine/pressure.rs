@@ -63,7 +63,10 @@ impl Site {
 
     /// The same; `prepare` changes the machine before the agent starts for the first time.
     fn prepared(config: &str, prepare: impl FnOnce(&mut Node)) -> Self {
-        let cluster = Cluster::join_with(prepare);
+        Self::of(Cluster::join_with(prepare), config)
+    }
+
+    fn of(cluster: Cluster, config: &str) -> Self {
         let pods = Api::namespaced(cluster.client.clone(), "default");
         let mut site = Self { cluster, pods };
         site.configure(config);
@@ -182,48 +185,7 @@ fn r25_a_pod_that_leaks_is_evicted_in_time_and_no_restart_evicts_another() {
         .map(|name| (name, running(&site.wait_running(name))))
         .collect();
     assert_eq!(site.condition("MemoryPressure"), "False");
-    site.node().sh(WATCH);
-
-    // Each `dd` keeps a block that nobody reads. With two processes for each, podPidsLimit leaves room for 98 of them, which is
-    // more than the machine has. Near the threshold it leaks slowly: an emulated processor needs time to kill, and when memory is
-    // gone it is the kernel that kills.
-    let leak = "while :; do dd if=/dev/zero bs=16M 2>/dev/null | sleep 100000 & sleep 1; \
-                left=$(awk '$1 == \"MemAvailable:\" { print int($2 / 1024) }' /proc/meminfo); test $left -gt 320 || sleep 3; done";
-    site.create(&object("leaks", leak, &json!({})));
-    let mut slowest = Duration::ZERO;
-    let deadline = Instant::now() + 2 * PATIENCE;
-    let evicted = loop {
-        let asked = Instant::now();
-        site.node().sh("true");
-        slowest = slowest.max(asked.elapsed());
-        let pod = site.get("leaks");
-        if is_evicted(&pod) {
-            break pod;
-        }
-        if Instant::now() > deadline {
-            let told = "tail -n 5 /run/watch; holdfast dump pressure -o wide; journalctl -u holdfast -n 40 --no-pager; dmesg | tail -n 20";
-            let told = site.node().sh(told);
-            panic!("it leaks on: {}\n{told}", pod["status"]);
-        }
-        std::thread::sleep(Duration::from_millis(200));
-    };
-    let message = evicted["status"]["message"].as_str().unwrap_or_default();
-    let begin = format!(
-        "The node was low on resource: memory. Threshold quantity: {LEFT_MIB}Mi, available: "
-    );
-    assert!(message.starts_with(&begin), "{message}");
-    site.node()
-        .eventually("it has ended", "! pidof dd >/dev/null && sleep 1");
-    let watched = site.node().sh("cat /run/watch");
-    let (within, lowest) = judge(&watched);
-    println!(
-        "evicted {within} ms after the threshold was crossed, {lowest} MiB were left; a shell answered within {slowest:?}"
-    );
-    assert!(
-        within <= EVICTED_WITHIN.as_millis(),
-        "{within} ms\n{watched}"
-    );
-    assert!(slowest <= SHELL_ANSWERS_WITHIN, "{slowest:?}");
+    leaks_and_is_evicted(&mut site, LEFT_MIB, 16);
     site.wait_condition("MemoryPressure", "True");
 
     // The condition outlives the agent and the machine. A pod that the first life would not have taken is not taken either.
@@ -256,9 +218,59 @@ fn r25_a_pod_that_leaks_is_evicted_in_time_and_no_restart_evicts_another() {
     }
 }
 
+/// Creates a pod that leaks blocks of so many MiB, and waits until it is evicted: in time after less than `left_mib` were available,
+/// while a shell on the node answers.
+#[track_caller]
+fn leaks_and_is_evicted(site: &mut Site, left_mib: i64, block_mib: i64) {
+    site.node().sh(WATCH);
+    // Each `dd` keeps a block that nobody reads. With two processes for each, podPidsLimit leaves room for 98 of them, which is
+    // more than the machine has. Near the threshold it leaks slowly: an emulated processor needs time to kill, and when memory is
+    // gone it is the kernel that kills.
+    let leak = format!(
+        "while :; do dd if=/dev/zero bs={block_mib}M 2>/dev/null | sleep 100000 & sleep 1; \
+         left=$(awk '$1 == \"MemAvailable:\" {{ print int($2 / 1024) }}' /proc/meminfo); test $left -gt {} || sleep 3; done",
+        left_mib + 20
+    );
+    site.create(&object("leaks", &leak, &json!({})));
+    let mut slowest = Duration::ZERO;
+    let deadline = Instant::now() + 2 * PATIENCE;
+    let evicted = loop {
+        let asked = Instant::now();
+        site.node().sh("true");
+        slowest = slowest.max(asked.elapsed());
+        let pod = site.get("leaks");
+        if is_evicted(&pod) {
+            break pod;
+        }
+        if Instant::now() > deadline {
+            let told = "tail -n 5 /run/watch; holdfast dump pressure -o wide; journalctl -u holdfast -n 40 --no-pager; dmesg | tail -n 20";
+            let told = site.node().sh(told);
+            panic!("it leaks on: {}\n{told}", pod["status"]);
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    };
+    let message = evicted["status"]["message"].as_str().unwrap_or_default();
+    let begin = format!(
+        "The node was low on resource: memory. Threshold quantity: {left_mib}Mi, available: "
+    );
+    assert!(message.starts_with(&begin), "{message}");
+    site.node()
+        .eventually("it has ended", "! pidof dd >/dev/null && sleep 1");
+    let watched = site.node().sh("cat /run/watch");
+    let (within, lowest) = judge(&watched, left_mib);
+    println!(
+        "evicted {within} ms after the threshold was crossed, {lowest} MiB were left; a shell answered within {slowest:?}"
+    );
+    assert!(
+        within <= EVICTED_WITHIN.as_millis(),
+        "{within} ms\n{watched}"
+    );
+    assert!(slowest <= SHELL_ANSWERS_WITHIN, "{slowest:?}");
+}
+
 /// Milliseconds between the crossing of the threshold and the end of the process, and the fewest MiB that were available.
 #[track_caller]
-fn judge(watched: &str) -> (u128, i64) {
+fn judge(watched: &str, left_mib: i64) -> (u128, i64) {
     let lines: Vec<(u128, i64, u32)> = watched
         .lines()
         .filter_map(|line| {
@@ -270,13 +282,50 @@ fn judge(watched: &str) -> (u128, i64) {
             ))
         })
         .collect();
-    let crossed = lines.iter().position(|(_, left, _)| *left < LEFT_MIB);
+    let crossed = lines.iter().position(|(_, left, _)| *left < left_mib);
     let crossed = crossed.unwrap_or_else(|| panic!("never below the threshold\n{watched}"));
     let ended = lines[crossed..].iter().find(|(.., leak)| *leak == 0);
     let ended = ended.unwrap_or_else(|| panic!("it leaks on\n{watched}"));
     let lowest = lines.iter().map(|(_, left, _)| *left).min();
     (ended.0 - lines[crossed].0, lowest.unwrap())
 }
+
+/// Mebibytes that have to stay available on the small machine.
+const LEFT_OF_512_MIB: i64 = 160;
+
+#[test]
+fn a_machine_of_512_mib_evicts_the_pod_that_leaks_and_no_other() {
+    let node = Node::booted(|spec| spec.memory_mib = 512);
+    let config = format!(
+        "evictionHard: {{memory.available: {LEFT_OF_512_MIB}Mi}}\nenforceNodeAllocatable: [none]\n"
+    );
+    let mut site = Site::of(Cluster::join_as(node, |_| ()), &config);
+    let small =
+        json!({"resources": {"requests": {"memory": "16Mi"}, "limits": {"memory": "32Mi"}}});
+    site.create(&object("burstable", SLEEP, &small));
+    site.create(&object("besteffort", SLEEP, &json!({})));
+    let quiet: Vec<_> = ["burstable", "besteffort"]
+        .into_iter()
+        .map(|name| (name, running(&site.wait_running(name))))
+        .collect();
+    assert_eq!(site.condition("MemoryPressure"), "False");
+    let before = site.node().sh(SERVICES);
+    leaks_and_is_evicted(&mut site, LEFT_OF_512_MIB, 8);
+    for (name, before) in &quiet {
+        assert_eq!(running(&site.get(name)), *before, "{name}");
+        assert_eq!(site.events("Evicted", name), 0, "{name}");
+    }
+    assert_eq!(site.events("Evicted", "leaks"), 1);
+    // The kernel has killed nobody, and both services are the same processes.
+    assert_eq!(
+        site.node().sh("dmesg | grep -ci 'out of memory' || true"),
+        "0"
+    );
+    assert_eq!(site.node().sh(SERVICES), before);
+}
+
+/// The processes of agent and runtime.
+const SERVICES: &str = "systemctl show -P MainPID holdfast containerd";
 
 /// Gives containerd's data a disk of its own, of which about 400 MiB are free.
 const IMAGE_DISK: &str = "set -e

@@ -165,6 +165,11 @@ impl Cluster {
 
     /// The same; `prepare` changes the machine before the agent starts.
     pub fn join_with(prepare: impl FnOnce(&mut Node)) -> Self {
+        Self::join_as(Node::installed(), prepare)
+    }
+
+    /// The same with a machine whose agent has no cluster yet.
+    pub fn join_as(mut node: Node, prepare: impl FnOnce(&mut Node)) -> Self {
         let env = Arc::new(EnvTest::start());
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -173,7 +178,6 @@ impl Cluster {
             .unwrap();
         let proxy = env.fault_proxy("vmnode");
         let client = runtime.block_on(async { env.admin_client() });
-        let mut node = Node::installed();
         let port = proxy.url().rsplit(':').next().unwrap().to_owned();
         let kubeconfig = json!({
             "apiVersion": "v1",
@@ -194,7 +198,8 @@ impl Cluster {
              echo HOLDFAST_FLAGS=--kubeconfig=/etc/holdfast/kubeconfig >/etc/default/holdfast"
         ));
         prepare(&mut node);
-        node.start();
+        // One that has booted with the machine has no kubeconfig.
+        node.sh("systemctl restart holdfast");
         let mut cluster = Self {
             node,
             proxy,
