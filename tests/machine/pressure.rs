@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Event, Node as NodeObject, Pod};
-use kube::api::{Api, ListParams, PostParams};
+use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use serde_json::{Value, json};
 
 use super::node::{IMAGE, MOUNT_ROOT_DISK, Node, PATIENCE, SLEEP};
@@ -326,6 +326,41 @@ fn a_machine_of_512_mib_evicts_the_pod_that_leaks_and_no_other() {
 
 /// The processes of agent and runtime.
 const SERVICES: &str = "systemctl show -P MainPID holdfast containerd";
+
+#[test]
+fn a_node_that_runs_out_of_memory_keeps_its_agent_and_other_pods() {
+    // The agent evicts nobody: the kernel is quicker than any threshold could be.
+    let mut site =
+        Site::with("evictionHard: {memory.available: \"0%\"}\nenforceNodeAllocatable: [none]\n");
+    let small =
+        json!({"resources": {"requests": {"memory": "32Mi"}, "limits": {"memory": "32Mi"}}});
+    site.create(&object("quiet", SLEEP, &small));
+    let quiet = running(&site.wait_running("quiet"));
+    let before = site.node().sh(SERVICES);
+    let leak = "while :; do dd if=/dev/zero bs=32M 2>/dev/null | sleep 100000 & sleep 0.5; done";
+    site.create(&object("leaks", leak, &json!({})));
+    let killed = site.wait("leaks", "is killed", |pod| {
+        let container = &pod["status"]["containerStatuses"][0];
+        let ends = [&container["state"], &container["lastState"]];
+        ends.iter()
+            .any(|end| end["terminated"]["reason"] == "OOMKilled")
+    });
+    // It is not this node's decision that it ends.
+    assert_ne!(killed["status"]["phase"], "Failed", "{killed}");
+    let params = DeleteParams::default();
+    let deleted = site.pods.delete("leaks", &params);
+    site.cluster.runtime.block_on(deleted).unwrap();
+    site.node()
+        .eventually("it is gone", "! pidof dd >/dev/null");
+    site.node().eventually(
+        "the node has the event",
+        "holdfast dump events -o json 2>/dev/null | grep -q SystemOOM",
+    );
+    assert_eq!(site.node().sh(SERVICES), before);
+    site.node().is_healthy();
+    site.cluster.wait_ready();
+    assert_eq!(running(&site.get("quiet")), quiet);
+}
 
 /// Gives containerd's data a disk of its own, of which about 400 MiB are free.
 const IMAGE_DISK: &str = "set -e
