@@ -68,6 +68,79 @@ fn archives_are_imported_and_pinned_and_survive_a_reboot() {
     assert_eq!(node.sh(imported), "1", "an unchanged archive");
 }
 
+/// Age at which an image that nothing needs is removed, in seconds; so many more are too late on an emulated machine. It is 10 s on
+/// others.
+const MAXIMUM_AGE: f64 = 180.0;
+const LATE: f64 = 80.0;
+/// Writes the machine's uptime and the images into /run/seen, every two seconds.
+const WATCH: &str = "cat >/run/watch.sh <<'END_OF_FILE'
+while :; do
+    echo $(cut -d' ' -f1 /proc/uptime) $(ctr -n k8s.io images ls -q)
+    sleep 2
+done >/run/seen
+END_OF_FILE
+setsid sh /run/watch.sh </dev/null >/dev/null 2>&1 &";
+
+#[test]
+fn r26_an_image_without_a_use_is_removed_at_its_age_whatever_restarts() {
+    let mut node = Node::installed();
+    node.sh("echo 'imageMaximumGCAge: 3m' >>/etc/holdfast/config.yaml");
+    let import = "ctr -n k8s.io images import";
+    for image in ["old", "young"] {
+        super::registry::archive(&mut node, image);
+    }
+    node.sh(&format!("{import} /root/old.tar >/dev/null\n{WATCH}"));
+    node.start();
+    let first = node.uptime();
+    node.manifest(&pod("stays", "Always", SLEEP));
+    node.wait_running("stays");
+    // The ages are longer than any run of the agent. The second image comes in the middle, and its due time is after all others.
+    let mut second = None;
+    for n in 0..20 {
+        std::thread::sleep(Duration::from_secs(4));
+        if second.is_none() && node.uptime() > first + MAXIMUM_AGE / 2.0 {
+            node.sh(&format!("{import} /root/young.tar >/dev/null"));
+            second = Some(node.uptime());
+        }
+        let how = if n % 2 == 0 { "KILL" } else { "TERM" };
+        node.sh(&format!(
+            "systemctl kill -s {how} --kill-whom=main holdfast; sleep 1; systemctl start holdfast"
+        ));
+    }
+    let second = second.unwrap_or_else(|| {
+        node.sh(&format!(
+            "{import} /root/young.tar >/dev/null\nsystemctl restart holdfast"
+        ));
+        node.uptime()
+    });
+    for (image, since) in [("old", first), ("young", second)] {
+        let name = format!("holdfast.local/{image}:1");
+        let limit = Duration::from_secs_f64(MAXIMUM_AGE + LATE) + PATIENCE;
+        let gone = format!(
+            "! tail -n 1 /run/seen | grep -q {name} && tail -n 1 /run/seen | grep -q {IMAGE}"
+        );
+        node.machine
+            .wait_until(&format!("{name} is gone"), limit, &gone)
+            .unwrap();
+        let seen = node.sh(&format!(
+            "grep {name} /run/seen | tail -n 1 | cut -d' ' -f1"
+        ));
+        let age = seen.parse::<f64>().unwrap() - since;
+        println!("{name} was there for {age:.0} s after it was first there");
+        // Seen every two seconds, and some seconds later than the agent.
+        assert!(
+            age >= MAXIMUM_AGE - 20.0,
+            "{name} was removed early: {age} s"
+        );
+        assert!(
+            age <= MAXIMUM_AGE + LATE,
+            "{name} was removed late: {age} s"
+        );
+    }
+    node.wait_running("stays");
+    assert_eq!(node.container("stays")["restartCount"], 0);
+}
+
 #[test]
 fn an_archive_that_is_damaged_is_told_and_keeps_no_pod() {
     let mut node = Node::installed();
