@@ -11,7 +11,7 @@ export HOLDFAST_CACHE
 target = $(shell $(CARGO) metadata --format-version 1 --no-deps --offline 2>/dev/null | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
 
 .DEFAULT_GOAL := help
-.PHONY: help gate build check words fmt clippy doc deny docs quick test sim fuzz vmtest envtest bench mutants figures demo demo-stop install uninstall deb clean
+.PHONY: help gate build check words fmt clippy doc deny docs quick test sim fuzz vmtest envtest bench mutants weakened figures demo demo-stop install uninstall deb clean
 
 help: ## List the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ bench: ## Benchmarks, as ratios to bare disk and peers
 
 mutants: ## Which changes of the decisions in src/core the tests notice, every sixteenth (SHARD=k/n; 0/1: all, many hours)
 	@hack/mutants.sh $(SHARD)
+
+weakened: ## Promises of the store taken out of the code one at a time: which test notices (some minutes)
+	@hack/weakened.sh
 
 figures: ## What 100 pods of an API server cost, and what a hostile tenant costs others, with the release binary; draws docs/pictures (root; HOLDFAST_FIGURES=10,50,200, HOLDFAST_FAIRNESS=probes,log)
 	@hack/figures.sh

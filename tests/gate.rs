@@ -473,3 +473,27 @@ fn words_of_each_kind_are_found_and_counts_only_shrink() {
     let left = fs::read_to_string(dir.path().join("hack/words.txt")).unwrap();
     assert_eq!(left, "1 clause src/old.rs\n");
 }
+
+#[test]
+fn every_patch_that_weakens_the_code_applies_and_names_its_tests() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let entries = fs::read_dir(root.join("tests/weakened")).unwrap();
+    let patches: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    assert!(patches.len() >= 12, "{}", patches.len());
+    for patch in patches {
+        let text = fs::read_to_string(&patch).unwrap();
+        assert!(text.contains("\ntests: --"), "{}", patch.display());
+        let applies = Command::new("git")
+            .current_dir(root)
+            .args(["apply", "--check", "-C1"])
+            .arg(&patch)
+            .output()
+            .unwrap();
+        assert!(
+            applies.status.success(),
+            "{} does not apply, see hack/weakened.sh: {}",
+            patch.display(),
+            said(&applies)
+        );
+    }
+}

@@ -160,6 +160,10 @@ struct Trace {
     acks: Vec<(Moment, u32)>,
     /// Barriers of directories, by path.
     dir_barriers: Vec<(PathBuf, Moment, Moment)>,
+    /// Files that replaced others by name.
+    replaced: usize,
+    /// Those of them whose content had not been synced before.
+    replaced_unsynced: Vec<PathBuf>,
     end: Moment,
 }
 
@@ -404,6 +408,15 @@ impl Parser {
     fn renamed(&mut self, ended: Moment, from: &Path, to: &Path) {
         if !from.starts_with(&self.root) {
             return;
+        }
+        if from.extension().is_some_and(|end| end == "tmp") {
+            let inode = &self.trace.inodes[self.by_path[from]];
+            let written = inode.changes.iter().map(|change| change.ended).max();
+            let synced = inode.barriers.iter().map(|(begun, _)| *begun).max();
+            self.trace.replaced += 1;
+            if synced < written {
+                self.trace.replaced_unsynced.push(to.to_owned());
+            }
         }
         let moved: Vec<PathBuf> = self
             .by_path
@@ -728,6 +741,12 @@ fn every_acknowledged_durable_commit_survives_a_loss_of_power() {
         started.elapsed(),
         verdict.lost.len(),
         verdict.disturbed.len()
+    );
+    assert!(trace.replaced > 0, "the schema is written to a file");
+    assert!(
+        trace.replaced_unsynced.is_empty(),
+        "replaced by files that may be empty after a loss of power: {:?}",
+        trace.replaced_unsynced
     );
     assert!(verdict.disks >= 200);
     assert!(
