@@ -624,9 +624,13 @@ fn namespaces_follow_the_spec() {
 
 #[test]
 fn a_pod_with_users_of_its_own_shares_nothing_with_the_node() {
-    let users = crate::kuberuntime::userns::allocate([], 65_536)
-        .unwrap()
-        .to_cri();
+    let users = crate::kuberuntime::userns::allocate(
+        [],
+        65_536,
+        crate::kuberuntime::userns::Pool::default(),
+    )
+    .unwrap()
+    .to_cri();
     let spec = json!({"hostUsers": false});
     let unmasked = pod(
         &json!({}),

@@ -282,7 +282,7 @@ fn fits_now(context: &LoopContext, pod: &Pod, others: &NodeInfo) -> bool {
     let facts = facts(context, &node, &refusals);
     let verdict = admission::admit(pod, others, &facts);
     let holds = |uid: &PodUid| context.workers.if_counted_by_admission(uid).is_some();
-    let pinning = &context.workers.context().pinning;
+    let pinning = &context.pinning;
     verdict.decision == AdmissionDecision::Admitted && pinning.place(pod, holds).is_ok()
 }
 
