@@ -14,7 +14,7 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Once;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use holdfast::core::state::{ContainerRecord, EpochReason, State, Transaction};
 use holdfast::store::backend::{Backend as _, Op, SledBackend, SledOptions};
@@ -585,7 +585,8 @@ fn add_blob(dir: &Path) -> PathBuf {
 #[test]
 fn a_damaged_blob_costs_its_own_record_only() {
     quiet();
-    let damages: [(&str, fn(&Path)); 5] = [
+    type Damage = (&'static str, fn(&Path));
+    let damages: [Damage; 5] = [
         ("deleted", |blob| fs::remove_file(blob).unwrap()),
         ("empty", |blob| fs::write(blob, "").unwrap()),
         ("cut off", |blob| {
@@ -625,7 +626,7 @@ fn a_damaged_blob_costs_its_own_record_only() {
 
 /// Opens a store whose engine may not answer.
 fn open_soon(dir: &Path) -> (Opened, Duration) {
-    let begin = Instant::now();
+    let begin = tokio::time::Instant::now();
     let mut options = options(dir);
     options.sled.open_limit = Duration::from_secs(2);
     (open(&options).unwrap(), begin.elapsed())

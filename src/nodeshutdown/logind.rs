@@ -9,10 +9,12 @@
 //! Only the owner of `logind`'s name on the bus is listened to: any user may send signals there.
 
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::Duration;
 
 use futures::StreamExt as _;
 use tokio::net::UnixStream;
+use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 use zbus::connection::Builder;
@@ -45,8 +47,8 @@ const SYSTEMD_MANAGER: &str = "org.freedesktop.systemd1.Manager";
 const BUS: &str = "org.freedesktop.DBus";
 const BUS_PATH: &str = "/org/freedesktop/DBus";
 const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
-/// systemd's own socket, for root. It answers when the bus is down already.
-const PRIVATE_SOCKET: &str = "/run/systemd/private";
+/// Asks systemd at its own socket, where it answers root although the bus is down.
+const SYSTEMCTL: &str = "systemctl";
 /// File that configures a longer delay.
 const DROP_IN: &str = "/etc/systemd/logind.conf.d/99-holdfast.conf";
 const SIGHUP: i32 = 1;
@@ -323,16 +325,17 @@ pub async fn is_machine_going_down() -> bool {
         return false;
     }
     let asked = async {
-        let bus = match Connection::system().await {
-            Ok(connection) => Bus(connection),
-            Err(_) => Bus::at(Path::new(PRIVATE_SOCKET)).await?,
-        };
-        goes_down(&bus).await
+        match tokio::time::timeout(LAST_QUESTION / 2, state_on_the_bus()).await {
+            Ok(Ok(state)) => Ok(state),
+            // The bus may end before the agent. What systemd sends at its own socket names it as the sender, which zbus
+            // panics at.
+            Ok(Err(_)) | Err(_) => state_by(SYSTEMCTL).await,
+        }
     };
     match tokio::time::timeout(LAST_QUESTION, asked).await {
-        Ok(Ok(down)) => down,
+        Ok(Ok(state)) => shutdown::is_going_down(&state),
         Ok(Err(error)) => {
-            warn!(%error, "cannot find out whether the machine shuts down");
+            warn!(%error, "cannot find out whether the machine shuts down: neither the bus nor {SYSTEMCTL} answers");
             false
         }
         Err(_) => {
@@ -342,9 +345,22 @@ pub async fn is_machine_going_down() -> bool {
     }
 }
 
-async fn goes_down(bus: &Bus) -> Result<bool, LogindError> {
-    let state: String = bus.property(SYSTEMD_OBJECT, "SystemState").await?;
-    Ok(shutdown::is_going_down(&state))
+async fn state_on_the_bus() -> Result<String, LogindError> {
+    let connection = Connection::system().await;
+    let bus = Bus(connection.map_err(LogindError::Unreachable)?);
+    state_of(&bus).await
+}
+
+async fn state_of(bus: &Bus) -> Result<String, LogindError> {
+    bus.property(SYSTEMD_OBJECT, "SystemState").await
+}
+
+/// Returns the state of the system as the program `systemctl` prints it. Its exit status is 0 for `running` alone.
+async fn state_by(systemctl: &str) -> std::io::Result<String> {
+    let mut command = Command::new(systemctl);
+    command.arg("is-system-running").stdin(Stdio::null());
+    let output = command.kill_on_drop(true).output().await?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 /// Returns whether systemd runs, as sd_booted(3) does.

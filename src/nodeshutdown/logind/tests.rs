@@ -304,7 +304,27 @@ async fn systemd_tells_whether_the_machine_goes_down() {
     let mut w = World::new(60, true);
     w.announced(Announced::Up).await;
     let bus = Bus::at(&w.dir.path().join("bus")).await.unwrap();
-    assert!(!goes_down(&bus).await.unwrap());
+    assert!(!shutdown::is_going_down(&state_of(&bus).await.unwrap()));
     w.machine().system_state = "stopping".to_owned();
-    assert!(goes_down(&bus).await.unwrap());
+    assert!(shutdown::is_going_down(&state_of(&bus).await.unwrap()));
+}
+
+#[tokio::test]
+async fn systemctl_tells_whether_the_machine_goes_down() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("systemctl");
+    for (state, status, expected) in [
+        ("running", 0, false),
+        ("degraded", 1, false),
+        ("stopping", 1, true),
+    ] {
+        let script =
+            format!("#!/bin/sh\n[ \"$*\" = is-system-running ] && echo {state}\nexit {status}\n");
+        std::fs::write(&program, script).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&program, mode).unwrap();
+        let told = state_by(program.to_str().unwrap()).await.unwrap();
+        assert_eq!(shutdown::is_going_down(&told), expected, "{state}");
+    }
+    assert!(state_by("/no/systemctl").await.is_err());
 }

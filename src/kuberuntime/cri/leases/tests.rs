@@ -256,7 +256,7 @@ async fn what_an_earlier_boot_unpacked_is_collected_by_the_next_agent_if_the_fir
     let at = |call: &str| calls.iter().position(|c| c == call);
     let collected = at(&format!("Collect {COLLECTION}"));
     assert!(collected.is_some() && collected < at("Pull"), "{calls:?}");
-    assert_eq!(fake.leases(), [new.clone()]);
+    assert_eq!(fake.leases(), std::slice::from_ref(new));
     let kept = fake.model().leases[&new].1.clone();
     assert_eq!(kept.len(), 1, "what was unpacked is not kept: {kept:?}");
 }
@@ -275,7 +275,7 @@ async fn an_old_lease_gets_a_later_end_before_a_pull_with_all_of_its_parts() {
         let fake = Fake::default().with_lease(&id, &PARTS, &expires);
         let agent = agent(&fake, &dir);
         let held = agent.lease_of("big:1").await.unwrap().unwrap();
-        assert_eq!(fake.leases(), [id.clone()], "{days}");
+        assert_eq!(fake.leases(), std::slice::from_ref(&id), "{days}");
         let (labels, parts) = fake.model().leases[&id].clone();
         assert_eq!(parts.len(), 2, "{days}: {parts:?}");
         let at = &labels[EXPIRES];
