@@ -19,6 +19,8 @@ mod cgroups;
 mod clock;
 #[path = "machine/damage.rs"]
 mod damage;
+#[path = "machine/devices.rs"]
+mod devices;
 #[path = "machine/images.rs"]
 mod images;
 #[path = "machine/kubeadm.rs"]
