@@ -5,8 +5,11 @@ use tracing::{debug, warn};
 
 /// Sets the limit to `wanted`. An agent that may not raise it has as many as it may.
 pub(super) fn limit(wanted: u64) {
-    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
-        return;
+    let (soft, hard) = match getrlimit(Resource::RLIMIT_NOFILE) {
+        Ok(limits) => limits,
+        Err(error) => {
+            return warn!(%error, "maxOpenFiles: cannot read the limit, it stays as it is");
+        }
     };
     let set = |files, most| setrlimit(Resource::RLIMIT_NOFILE, files, most);
     let Err(error) = set(wanted, wanted) else {

@@ -34,6 +34,8 @@ pub(super) async fn follow(source: PodCidrs, cri: CriClient, token: Cancellation
             PodCidrs::Configured(cidrs) => tell(&cri, &cidrs).await,
             PodCidrs::OfNode(node) => follow_node(node.subscribe(), &cri).await,
         }
+        // All is told. The agent ends with any of its tasks.
+        std::future::pending::<()>().await;
     };
     token.run_until_cancelled(following).await;
 }
@@ -44,14 +46,19 @@ async fn follow_node(mut node: watch::Receiver<Option<std::sync::Arc<Node>>>, cr
     loop {
         let wanted = node.borrow_and_update().as_deref().and_then(of_node);
         if let Some(cidrs) = wanted.filter(|cidrs| told.as_ref() != Some(cidrs)) {
+            // The node changes all the time; only other addresses end the attempts.
+            let others = node.wait_for(|node| {
+                let now = node.as_deref().and_then(of_node);
+                now.is_some_and(|now| now != cidrs)
+            });
             tokio::select! {
-                () = tell(cri, &cidrs) => told = Some(cidrs),
-                // Others may be wanted by now.
-                changed = node.changed() => match changed {
-                    Ok(()) => continue,
+                () = tell(cri, &cidrs) => {}
+                changed = others => match changed {
+                    Ok(_) => continue,
                     Err(_) => return,
                 },
             }
+            told = Some(cidrs);
         }
         if node.changed().await.is_err() {
             return;

@@ -145,20 +145,12 @@ impl Pinning {
         if inner.settings.is_idle() && !is_aligned {
             return Ok(Placement::default());
         }
-        locked(&inner.reserved).retain(|uid, _| holds(uid));
-        let (state, mut taken) = self.current();
-        // It never competes with itself.
-        taken.cpus.remove(&pod.uid());
-        taken.memory.remove(&pod.uid());
-        taken.leave_out_predecessors(&state, pod);
         let wants_cpus = inner.settings.cpus.is_some() && has_exclusive_cpus(pod);
         let mut all = pod.init_containers().iter().chain(pod.containers());
         let wants_memory =
             inner.settings.memory.is_some() && all.any(|c| !pinned_memory(pod, c).is_empty());
         let begun = Instant::now();
-        let placed = pinning::place(pod, &inner.settings, &taken, &|container| {
-            (inner.devices)(pod, container)
-        });
+        let placed = self.search(pod, holds);
         let metrics = &inner.metrics;
         let failed = placed.is_err();
         if wants_cpus {
@@ -181,6 +173,26 @@ impl Pinning {
             metrics.topology_manager_admission_duration.observe(took);
         }
         placed
+    }
+
+    /// Returns whether a pod would get what it needs, without counting the decision.
+    pub fn fits(&self, pod: &Pod, holds: impl Fn(&PodUid) -> bool) -> bool {
+        let settings = &self.0.settings;
+        let is_idle = settings.is_idle() && settings.topology == TopologyPolicy::None;
+        is_idle || self.search(pod, holds).is_ok()
+    }
+
+    fn search(&self, pod: &Pod, holds: impl Fn(&PodUid) -> bool) -> Result<Placement, Refusal> {
+        let inner = &self.0;
+        locked(&inner.reserved).retain(|uid, _| holds(uid));
+        let (state, mut taken) = self.current();
+        // It never competes with itself.
+        taken.cpus.remove(&pod.uid());
+        taken.memory.remove(&pod.uid());
+        taken.leave_out_predecessors(&state, pod);
+        pinning::place(pod, &inner.settings, &taken, &|container| {
+            (inner.devices)(pod, container)
+        })
     }
 
     /// Counts what is aligned for certain, and what was refused for it. Upstream counts whole cores by container, and NUMA nodes

@@ -132,6 +132,10 @@ impl DraManager {
             .map(|(driver, _)| driver.clone())
             .collect();
         for driver in due {
+            let version = match driver.as_str() {
+                OTHERS => self.served_version().await,
+                _ => Ok(None),
+            };
             // Until the answer nobody registers.
             let _turn = self.inner.registering.lock().await;
             let is_due = |(at, _): &(Instant, Duration)| *at <= now;
@@ -139,16 +143,26 @@ impl DraManager {
                 // It came back while another one's were deleted.
                 continue;
             }
-            match self.wipe(&driver).await {
+            let wiped = match version {
+                Ok(version) => self.wipe(&driver, version).await,
+                Err(why) => Err(why),
+            };
+            match wiped {
                 Ok(()) => {
-                    self.wipes().due.remove(&driver);
+                    let mut wipes = self.wipes();
+                    // It may have come and gone again meanwhile, which has its own time.
+                    if wipes.due.get(&driver).is_some_and(is_due) {
+                        wipes.due.remove(&driver);
+                    }
                 }
                 Err(why) => {
                     debug!(
                         driver,
                         why, "cannot delete the ResourceSlices of a removed driver yet"
                     );
-                    if let Some((at, pause)) = self.wipes().due.get_mut(&driver) {
+                    if let Some((at, pause)) = self.wipes().due.get_mut(&driver)
+                        && *at <= now
+                    {
                         *at = Instant::now() + *pause;
                         *pause = (*pause * 2).min(PAUSES.1);
                     }
@@ -157,10 +171,13 @@ impl DraManager {
         }
     }
 
-    /// Deletes the ResourceSlices of a driver, and forgets it.
-    async fn wipe(&self, driver: &str) -> Result<(), String> {
+    /// Deletes the ResourceSlices of a driver, and forgets it. `served` is the version for those of all others.
+    async fn wipe(&self, driver: &str, served: Option<&str>) -> Result<(), String> {
         if driver == OTHERS {
-            return self.wipe_others().await;
+            return match served {
+                Some(version) => self.wipe_others(version).await,
+                None => Ok(()),
+            };
         }
         let mut is_deleted = false;
         for version in VERSIONS {
@@ -186,10 +203,7 @@ impl DraManager {
 
     /// Deletes the ResourceSlices of all drivers but those that have registered since the agent has started, and those on record,
     /// which have their own time.
-    async fn wipe_others(&self) -> Result<(), String> {
-        let Some(version) = self.served_version().await? else {
-            return Ok(());
-        };
+    async fn wipe_others(&self, version: &str) -> Result<(), String> {
         let mut known: BTreeSet<String> = self.shared().drivers.keys().cloned().collect();
         known.extend(self.wipes().due.keys().cloned());
         known.remove(OTHERS);

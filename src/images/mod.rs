@@ -129,6 +129,11 @@ pub trait ImageService: Clone + Send + Sync + 'static {
     /// Removes an image by name or ID. One that is gone counts as removed.
     fn remove_image(&self, image: &str) -> impl Future<Output = Result<(), CriError>> + Send;
 
+    /// Waits until images may be pulled and imported, and fails if that cannot be known.
+    fn before_pulls(&self) -> impl Future<Output = Result<(), CriError>> + Send {
+        std::future::ready(Ok(()))
+    }
+
     /// Removes what unfinished pulls have brought that are not under way: to make room, and before a possibly corrupt image is
     /// removed, of which they may have layers. They start from nothing then.
     fn release_pulls(&self) -> impl Future<Output = ()> + Send {
@@ -204,6 +209,10 @@ impl ImageService for CriClient {
 
     async fn remove_image(&self, image: &str) -> Result<(), CriError> {
         CriClient::remove_image(self, image).await
+    }
+
+    async fn before_pulls(&self) -> Result<(), CriError> {
+        CriClient::before_pulls(self).await
     }
 
     async fn release_pulls(&self) {

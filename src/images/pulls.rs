@@ -138,6 +138,8 @@ async fn run<S: ImageService>(
     slots: Option<Arc<Semaphore>>,
     outages: Arc<Outages>,
 ) -> PullResult {
+    // Neither with a slot nor as the silence of a registry.
+    service.before_pulls().await.map_err(Arc::new)?;
     let _slot = match slots {
         // The semaphore is never closed; if it were, pulls would go unlimited rather than fail.
         Some(slots) => slots.acquire_owned().await.ok(),

@@ -139,6 +139,16 @@ impl ResolvConf {
         conf
     }
 
+    /// Returns the configuration whose search domains a pod of the cluster's policy gets: the one behind systemd-resolved if it
+    /// has any.
+    fn searched_by(&self, pod: &Pod) -> &Self {
+        let behind = self.of(pod);
+        match behind.searches.iter().any(|domain| domain != ".") {
+            true => behind,
+            false => self,
+        }
+    }
+
     /// Returns what a pod is given of it: on the node's network all, on another one what is behind systemd-resolved.
     fn of(&self, pod: &Pod) -> &Self {
         let behind = self.behind.as_deref();
@@ -262,7 +272,7 @@ impl DnsConfigurer {
             Policy::None => v1::DnsConfig::default(),
             Policy::Cluster => v1::DnsConfig {
                 servers: self.cluster_dns.clone(),
-                searches: self.cluster_searches(pod, host.of(pod)),
+                searches: self.cluster_searches(pod, host.searched_by(pod)),
                 options: vec!["ndots:5".to_owned()],
             },
             Policy::Host if self.resolv_conf.is_none() => v1::DnsConfig {

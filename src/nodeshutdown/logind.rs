@@ -13,11 +13,9 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use tokio::net::UnixStream;
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
-use zbus::connection::Builder;
 use zbus::zvariant::{DynamicType, OwnedFd, OwnedValue};
 use zbus::{Connection, MatchRule, Message, MessageStream, message};
 
@@ -391,13 +389,6 @@ const SYSTEMD_OBJECT: Object = Object {
 struct Bus(Connection);
 
 impl Bus {
-    async fn at(socket: &Path) -> Result<Self, LogindError> {
-        let stream = UnixStream::connect(socket).await;
-        let stream = stream.map_err(|error| LogindError::Unreachable(error.into()))?;
-        let connection = Builder::unix_stream(stream).p2p().build().await;
-        Ok(Self(connection.map_err(LogindError::Unreachable)?))
-    }
-
     async fn ask<B>(
         &self,
         object: Object,

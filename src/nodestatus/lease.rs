@@ -243,12 +243,14 @@ fn later_than(previous: Option<&MicroTime>, now: Timestamp) -> Timestamp {
     next.map_or(now, |next| next.max(now))
 }
 
-/// Returns whether the lease was renewed recently.
+/// Returns whether the lease was renewed recently. One from the future was renewed by a clock that was wrong, and never goes back.
 pub(super) fn is_alive(lease: &Lease, now: Stamp) -> bool {
     let Some(spec) = &lease.spec else {
         return false;
     };
     let renewed = spec.renew_time.as_ref().map(|t| t.0.as_millisecond());
     let lasts = i64::from(spec.lease_duration_seconds.unwrap_or(0)) * 1000;
-    renewed.is_some_and(|at| now.wall_ms < at.saturating_add(lasts))
+    renewed.is_some_and(|at| {
+        now.wall_ms < at.saturating_add(lasts) && at <= now.wall_ms.saturating_add(lasts)
+    })
 }

@@ -72,9 +72,7 @@ pub fn open(options: &OpenOptions) -> Result<Opened, OpenError> {
             report,
         );
     }
-    // No value of ours is in a blob, so that one is missing is no trace of a power loss.
-    let damaged = |log: &Salvage| log.damage().count() + log.bad_blobs;
-    let damage = log.as_ref().map_or(0, damaged);
+    let damage = log.as_ref().map_or(0, Salvage::damages);
     let opened = if mark.is_some() && is_unreadable {
         // A mark is written after a sync only: this is no database that was never finished.
         report.note("nothing can be read of the database's log".to_owned());

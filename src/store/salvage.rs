@@ -86,6 +86,11 @@ impl Salvage {
         })
     }
 
+    /// Number of damaged places. No value of ours is in a blob, so that one is missing is no trace of a power loss.
+    pub(super) fn damages(&self) -> usize {
+        self.damage().count() + self.bad_blobs
+    }
+
     /// Applies the messages of the next segment to `pages`. `blob` reads what a pointer leads to.
     fn replay(
         &mut self,

@@ -29,9 +29,6 @@ pub(super) fn additions(context: &LoopContext, mut pods: Vec<Arc<Pod>>) {
     });
     let mut admissions = Admissions::new(context);
     for pod in pods {
-        if let Some(before) = context.pods.get(&pod.uid()) {
-            resizes::count_requested(&context.metrics, &before, &pod);
-        }
         context.pods.update(Arc::clone(&pod));
         observe(context, &pod);
         if pod.is_mirror() {
@@ -259,6 +256,8 @@ pub(super) fn reconsider_refused(context: &LoopContext) {
         if fits_now(context, &pod, others) && context.workers.admit_again(&uid) {
             let reason = reason.as_str();
             info!(pod = %uid, name = pod.name(), reason, "a static pod that was refused fits now, deciding again");
+            // The next one has to fit beside it.
+            return;
         }
     }
 }
@@ -283,7 +282,7 @@ fn fits_now(context: &LoopContext, pod: &Pod, others: &NodeInfo) -> bool {
     let verdict = admission::admit(pod, others, &facts);
     let holds = |uid: &PodUid| context.workers.if_counted_by_admission(uid).is_some();
     let pinning = &context.pinning;
-    verdict.decision == AdmissionDecision::Admitted && pinning.place(pod, holds).is_ok()
+    verdict.decision == AdmissionDecision::Admitted && pinning.fits(pod, holds)
 }
 
 /// The decision about a pod that was admitted, is to run, and of which the records know no start and the
@@ -324,6 +323,9 @@ fn observe(context: &LoopContext, pod: &Arc<Pod>) {
 /// Pods whose desired state changed; deletions come here too, a graceful deletion is an update.
 pub(super) fn updates(context: &LoopContext, pods: Vec<Arc<Pod>>) {
     for pod in pods {
+        if let Some(before) = context.pods.get(&pod.uid()) {
+            resizes::count_requested(&context.metrics, &before, &pod);
+        }
         context.pods.update(Arc::clone(&pod));
         observe(context, &pod);
         if pod.is_mirror() {

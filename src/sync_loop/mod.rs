@@ -251,7 +251,11 @@ impl SyncLoop {
             self.reconsidered = true;
             handlers::reconsider_unstarted(&self.context);
         }
-        if (self.refused_at).is_none_or(|last| now.since(last) >= REFUSED_PERIOD) {
+        // A pod that is not known yet may have what a refused one needs.
+        if self.context.ready.complete()
+            && runtime.present().is_some()
+            && (self.refused_at).is_none_or(|last| now.since(last) >= REFUSED_PERIOD)
+        {
             self.refused_at = Some(now);
             handlers::reconsider_refused(&self.context);
         }

@@ -231,8 +231,6 @@ fn mount_tmpfs(path: &Path, size: Option<u64>, more: Option<&str>) -> io::Result
 /// File systems that hold nothing once they are unmounted: those the agent mounts itself.
 const OF_MEMORY: [&str; 2] = ["tmpfs", "hugetlbfs"];
 
-/// Removes a volume below the pod's directory. What the agent mounted at its very path is unmounted first; anything
-/// else that is mounted there or below keeps it.
 /// Part of the agent at the path of a volume of its own; teardown tells it from mounts of somebody else over it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Own {
@@ -255,6 +253,8 @@ impl Own {
     }
 }
 
+/// Removes a volume below the pod's directory. What the agent mounted at its very path is unmounted first; anything
+/// else that is mounted there or below keeps it.
 pub(super) fn tear_down(path: &Path, uid: &PodUid, own: Own) -> Result<(), VolumeError> {
     fail::fail_point!("volumemanager::tear_down::begun");
     let table = mounts::Table::read().map_err(io_error("look at volume", uid, path))?;

@@ -63,8 +63,12 @@ fn a_node_without_an_api_server_has_the_addresses_of_its_configuration() {
     let node = Node::new(|_| Behaviour::RunForever);
     node.site
         .configure("cgroupsPerQOS: false\npodCIDR: 10.2.0.0/24\n");
-    let _agent = node.site.start();
+    let agent = node.site.start();
     wait_told(&node, &["10.2.0.0/24"]);
+    // What is told is no end of the agent.
+    std::thread::sleep(Duration::from_secs(3));
+    let state = fs::read_to_string(format!("/proc/{}/stat", agent.pid())).unwrap();
+    assert!(!state.contains(") Z "), "{state}");
 }
 
 #[test]

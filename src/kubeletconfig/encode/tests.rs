@@ -152,7 +152,7 @@ fn secrets_are_not_written() {
 fn every_supported_field_is_written() {
     let set = parsed(
         "staticPodPath: /m\nstaticPodURL: http://x/\nstaticPodURLHeader: {A: [b]}\nmaxParallelImagePulls: 2\n\
-         providerID: x\nsingleProcessOOMKill: true\ntracing: {}\ntlsCertFile: /c\ntlsPrivateKeyFile: /k\n\
+         providerID: x\npodCIDR: 10.0.0.0/24\nsingleProcessOOMKill: true\ntracing: {}\ntlsCertFile: /c\ntlsPrivateKeyFile: /k\n\
          systemReservedCgroup: /s\nkubeReservedCgroup: /k\nkubeletCgroups: /a\nsystemCgroups: /b\n\
          qosReserved: {memory: 50%}\nmemoryThrottlingFactor: 0.9\n\
          cpuManagerPolicy: static\ncpuManagerPolicyOptions: {full-pcpus-only: \"true\"}\nreservedSystemCPUs: \"0\"\n\

@@ -634,12 +634,12 @@ impl CriClient {
             CriError::from_status("get_container_events", "", &this.runtime_endpoint, status)
         };
         let mut client = self.runtime.clone();
-        let count = self.metrics.clone();
+        let metrics = self.metrics.clone();
         stream::once(async move {
-            count_call(&count, "get_container_events");
+            count_call(&metrics, "get_container_events");
             let answer = client.get_container_events(v1::GetEventsRequest {}).await;
             if answer.is_ok() {
-                count.evented_pleg_connection_success.inc();
+                metrics.evented_pleg_connection_success.inc();
             }
             answer
         })

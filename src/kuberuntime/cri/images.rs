@@ -11,6 +11,9 @@ use super::error::{CriError, CriErrorKind};
 /// Number of consecutive checks without an answer after which a pull is given up.
 const PULL_MISSES: u32 = 2;
 
+/// Message of a pull that does not begin.
+const NOT_TAKEN_OVER: &str = "waiting for the runtime to remove what pulls of an earlier boot have unpacked; the agent's log has the cause";
+
 impl CriClient {
     /// Lists images; `None` = all.
     ///
@@ -133,14 +136,24 @@ impl CriClient {
     fn not_taken_over(&self, image: &str, status: tonic::Status) -> CriError {
         let mut error = CriError::from_status("pull_image", image, &self.image_endpoint, status);
         if !error.is_unavailable() {
+            tracing::warn!(image, cause = %error.message, "cannot take over the pulls of an earlier boot, images wait for it");
             error.kind = CriErrorKind::Other;
-            error.message = format!(
-                "waiting for the runtime to let go of what pulls of an earlier boot have unpacked, which a power cut may have \
-                 damaged: {}",
-                error.message
-            );
+            // Without the cause: it says nothing about a registry, nor about the files of an image.
+            NOT_TAKEN_OVER.clone_into(&mut error.message);
         }
         error
+    }
+
+    /// Waits until images may be pulled and imported: until the runtime has removed what pulls of earlier boots have
+    /// unpacked.
+    ///
+    /// # Errors
+    /// When it has not. The next call tries again.
+    pub async fn before_pulls(&self) -> Result<(), CriError> {
+        let ready = Box::pin(self.has_leases()).await;
+        ready
+            .map(drop)
+            .map_err(|status| self.not_taken_over("", status))
     }
 
     /// Removes an image by name or id. One that is gone counts as removed. Parts of pulls that are not under way stay, of this

@@ -192,6 +192,8 @@ pub(super) struct PullLeases {
     clock: Option<Arc<dyn Clock>>,
     /// True if the runtime has leases. Set after those of earlier boots were replaced.
     ready: Arc<OnceCell<bool>>,
+    /// The last attempt to replace those of earlier boots, if it failed.
+    failed: Arc<tokio::sync::Mutex<Option<(tokio::time::Instant, Status)>>>,
     known: Arc<Mutex<Known>>,
 }
 
@@ -244,20 +246,29 @@ impl CriClient {
     /// once; call it before the first pull or import. If it fails, the next pull tries again. May be dropped at any time.
     pub async fn take_over_pulls(&self) {
         if let Err(error) = self.has_leases().await {
-            tracing::warn!(%error, "pulls of an earlier boot are not taken over yet; pulls wait for it");
+            tracing::warn!(%error, "pulls of an earlier boot are not taken over yet; pulls and imports wait for it");
         }
     }
 
     /// Returns whether pulls have leases, once those of earlier boots are replaced.
-    async fn has_leases(&self) -> Result<bool, Status> {
+    pub(super) async fn has_leases(&self) -> Result<bool, Status> {
         let Some(boot) = self.leases.boot.clone() else {
             return Ok(false);
         };
-        let ready = self
-            .leases
-            .ready
-            .get_or_try_init(|| self.replace_leases(&boot));
-        ready.await.copied()
+        let since = tokio::time::Instant::now();
+        let replace = || async {
+            // One attempt serves all that have waited for it, also if it fails.
+            let mut failed = self.leases.failed.lock().await;
+            if let Some((_, status)) = failed.as_ref().filter(|(at, _)| *at > since) {
+                return Err(status.clone());
+            }
+            let replaced = self.replace_leases(&boot).await;
+            if let Err(status) = &replaced {
+                *failed = Some((tokio::time::Instant::now(), status.clone()));
+            }
+            replaced
+        };
+        self.leases.ready.get_or_try_init(replace).await.copied()
     }
 
     /// Replaces the leases of earlier boots, and collects what they held. Returns whether the runtime has leases at all.
@@ -342,6 +353,11 @@ impl CriClient {
             Ok(false) => {
                 if let Err(error) = self.renew_lease(&held.id).await {
                     tracing::debug!(image, %error, "the lease of a pull may end under it");
+                    // It may have been deleted and not made again.
+                    if let Err(error) = self.create_lease(&held.id).await {
+                        tracing::debug!(image, %error, "a pull starts without a lease");
+                        return Ok(None);
+                    }
                 }
             }
             Err(error) => {
@@ -376,6 +392,7 @@ impl CriClient {
         let _ending = Ending {
             ids: &[&name],
             known: &self.leases.known,
+            keeps_failures: true,
         };
         let spare = format!("{id}{SPARE}");
         self.copy_lease(id, &spare, |_| true).await?;
@@ -397,11 +414,14 @@ impl CriClient {
 
     /// Deletes the leases of pulls that are not under way: the parts make room, and damaged ones are not used again.
     pub async fn release_pulls(&self) {
-        match self.has_leases().await {
-            Ok(true) => {}
-            Ok(false) => return,
-            Err(error) => {
-                return tracing::debug!(%error, "the parts of pulls stay until those of an earlier boot are taken over");
+        // Images are removed to make room: that must not wait for long.
+        match tokio::time::timeout(PATIENCE, self.has_leases()).await {
+            Ok(Ok(true)) => {}
+            Ok(Ok(false)) => return,
+            Ok(Err(_)) | Err(_) => {
+                return tracing::debug!(
+                    "the parts of pulls stay until those of an earlier boot are taken over"
+                );
             }
         }
         match self.list_leases().await {
@@ -429,6 +449,7 @@ impl CriClient {
         let ending = Ending {
             ids: &idle,
             known: &self.leases.known,
+            keeps_failures: false,
         };
         for (at, id) in idle.iter().enumerate() {
             // One collection of garbage serves all.
@@ -533,6 +554,8 @@ impl CriClient {
 struct Ending<'a> {
     ids: &'a [&'a String],
     known: &'a Mutex<Known>,
+    /// The lease is made anew with its parts.
+    keeps_failures: bool,
 }
 
 impl Drop for Ending<'_> {
@@ -545,7 +568,9 @@ impl Drop for Ending<'_> {
                     known.ending.remove(*id);
                 }
             }
-            known.failures.remove(*id);
+            if !self.keeps_failures {
+                known.failures.remove(*id);
+            }
         }
     }
 }

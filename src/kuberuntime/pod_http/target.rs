@@ -36,7 +36,12 @@ impl Target {
     /// The host cannot be part of a URL.
     pub fn new(scheme: &str, host: &str, port: u16, path: &str) -> Result<Self, GetError> {
         let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
-        let host = bare.unwrap_or(host).to_owned();
+        let host = bare.unwrap_or(host);
+        // A name beyond ASCII is asked for in its coded form.
+        let coded = (!host.is_ascii()).then(|| Url::parse(&format!("http://{host}/")).ok());
+        let coded = coded.flatten();
+        let coded = coded.as_ref().and_then(Url::host_str);
+        let host = coded.unwrap_or(host).to_owned();
         let authority = match host.contains([':', '%']) {
             true => format!("[{host}]:{port}"),
             false => format!("{host}:{port}"),

@@ -4,14 +4,25 @@ use std::os::fd::OwnedFd as StdOwnedFd;
 use std::sync::{Arc, Mutex};
 
 use tokio::io::AsyncReadExt as _;
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use zbus::connection::Builder;
 use zbus::fdo;
 use zbus::names::BusName;
 
 use super::super::{Link, link};
 use super::*;
+
+impl Bus {
+    /// A connection to one peer without names.
+    pub(super) async fn at(socket: &Path) -> Result<Self, LogindError> {
+        let stream = UnixStream::connect(socket).await;
+        let stream = stream.map_err(|error| LogindError::Unreachable(error.into()))?;
+        let connection = Builder::unix_stream(stream).p2p().build().await;
+        Ok(Self(connection.map_err(LogindError::Unreachable)?))
+    }
+}
 
 /// State of the machine.
 #[derive(Debug, Default)]

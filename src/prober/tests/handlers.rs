@@ -179,7 +179,7 @@ async fn http_requests_carry_the_headers_of_a_probe() {
     );
     // Anything that Go sends: a name of a shop, a token with bytes beyond ASCII.
     let (answer, sent) = send(json!([{"name": "X-A", "value": "\u{e9}t\u{e9}"}])).await;
-    assert_eq!(answer, Ok(Raw::Success));
+    assert!(answer.is_ok(), "{answer:?}");
     assert!(sent.contains("\r\nx-a: \u{e9}t\u{e9}\r\n"), "{sent}");
     let (answer, _) = send(json!([{"name": "a b", "value": "1"}])).await;
     assert!(answer.unwrap_err().contains("header \"a b\""));

@@ -211,6 +211,7 @@ fn of_boot(boot: &str, image: &str) -> String {
 const PARTS: [(&str, &str); 2] = [("content", "sha256:a"), ("snapshots/overlayfs", "s")];
 const LATER: &str = "2100-01-01T00:00:00Z";
 
+// Invariant IMG-5.
 #[tokio::test]
 async fn a_pull_waits_until_the_leases_of_an_earlier_boot_are_replaced() {
     for fails in ["List", "Create", "Delete", "Collect"] {
@@ -256,7 +257,7 @@ async fn what_an_earlier_boot_unpacked_is_collected_by_the_next_agent_if_the_fir
     let at = |call: &str| calls.iter().position(|c| c == call);
     let collected = at(&format!("Collect {COLLECTION}"));
     assert!(collected.is_some() && collected < at("Pull"), "{calls:?}");
-    assert_eq!(fake.leases(), std::slice::from_ref(new));
+    assert_eq!(fake.leases(), std::slice::from_ref(&new));
     let kept = fake.model().leases[&new].1.clone();
     assert_eq!(kept.len(), 1, "what was unpacked is not kept: {kept:?}");
 }

@@ -74,9 +74,14 @@ fn redacted(arguments: impl Iterator<Item = Vec<u8>>) -> Vec<Vec<u8>> {
                 return b"<redacted>".to_vec();
             }
             let name = argument.split(|b| *b == b'=').next().unwrap_or_default();
-            if let Some(flag) = HIDDEN.iter().find(|flag| **flag == name) {
+            // Flags may be written with underscores.
+            let dashed = |b: &u8| if *b == b'_' { b'-' } else { *b };
+            if HIDDEN
+                .iter()
+                .any(|flag| name.iter().map(dashed).eq(flag.iter().copied()))
+            {
                 if argument.len() > name.len() {
-                    return [*flag, b"=<redacted>".as_slice()].concat();
+                    return [name, b"=<redacted>".as_slice()].concat();
                 }
                 value_follows = true;
             }
@@ -174,6 +179,7 @@ mod tests {
             "Authorization:x",
             "--manifest-url-header=A:b",
             "--manifest-url=https://user:pw@host/",
+            "--manifest_url_header=A:b",
             "--manifest-url",
             "https://user:pw@host/",
             "--v=4",
@@ -191,6 +197,7 @@ mod tests {
                 "<redacted>",
                 "--manifest-url-header=<redacted>",
                 "--manifest-url=<redacted>",
+                "--manifest_url_header=<redacted>",
                 "--manifest-url",
                 "<redacted>",
                 "--v=4"
