@@ -135,7 +135,8 @@ fn r28_devices_that_are_late_after_a_reboot_are_waited_for_or_fail_the_pod() {
     // The pod waits, and has the device that it had. Two boots: what is on record is kept while it waits.
     node.sh("echo HOLDFAST_FLAGS=--device-readiness=Wait >/etc/default/holdfast");
     for nth in 2..4 {
-        boots_without_plugin(&mut node, nth, "WaitingForDevices", "Pending");
+        // Its container has run, so that its phase stays Running, as with a kubelet.
+        boots_without_plugin(&mut node, nth, "WaitingForDevices", "Running");
         node.wait_starts("holds", nth, PATIENCE);
         node.wait_running("holds");
         assert_eq!(node.sh("tail -n 1 /data/holds-has"), "b");
