@@ -129,8 +129,11 @@ pub trait ImageService: Clone + Send + Sync + 'static {
     /// Removes an image by name or ID. One that is gone counts as removed.
     fn remove_image(&self, image: &str) -> impl Future<Output = Result<(), CriError>> + Send;
 
-    /// Waits until images may be pulled and imported, and fails if that cannot be known.
-    fn before_pulls(&self) -> impl Future<Output = Result<(), CriError>> + Send {
+    /// Waits until an image, or an archive of images, may be pulled or imported.
+    ///
+    /// # Errors
+    /// When it is not known that it may. The next call tries again.
+    fn before_pulls(&self, _image: &str) -> impl Future<Output = Result<(), CriError>> + Send {
         std::future::ready(Ok(()))
     }
 
@@ -211,8 +214,8 @@ impl ImageService for CriClient {
         CriClient::remove_image(self, image).await
     }
 
-    async fn before_pulls(&self) -> Result<(), CriError> {
-        CriClient::before_pulls(self).await
+    async fn before_pulls(&self, image: &str) -> Result<(), CriError> {
+        CriClient::before_pulls(self, image).await
     }
 
     async fn release_pulls(&self) {

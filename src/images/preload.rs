@@ -470,7 +470,7 @@ impl ImageManager {
         fail::fail_point!("images::preload::after_begin");
         tracing::info!(archive = archive.name, images = ?archive.images, "importing an archive");
         let import = || async {
-            let ready = service.before_pulls().await;
+            let ready = service.before_pulls(&archive.name).await;
             ready.map_err(|error| error.to_string())?;
             let imported = preload.importer.import(&archive.path, &archive.images);
             imported.await.map_err(|error| error.to_string())

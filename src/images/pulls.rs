@@ -139,7 +139,7 @@ async fn run<S: ImageService>(
     outages: Arc<Outages>,
 ) -> PullResult {
     // Neither with a slot nor as the silence of a registry.
-    service.before_pulls().await.map_err(Arc::new)?;
+    service.before_pulls(&want.image).await.map_err(Arc::new)?;
     let _slot = match slots {
         // The semaphore is never closed; if it were, pulls would go unlimited rather than fail.
         Some(slots) => slots.acquire_owned().await.ok(),

@@ -613,6 +613,10 @@ mod tests {
         );
         let given = servers(&of_node, &filled, at(67), &dns).unwrap();
         assert_eq!(given, ["127.0.0.53"]);
+        fs::write(&file, "nameserver 192.0.2.7\nsearch .\n").unwrap();
+        let (given, _) = dns.pod_dns(&of_cluster, &host(stub)).unwrap();
+        let wanted = [&own[..], &["lan"]].concat();
+        assert_eq!(given.searches, wanted, "systemd-resolved has none");
         assert_eq!(host(mixed).behind, None, "the node has chosen another");
     }
 

@@ -254,3 +254,39 @@ pub(super) fn is_alive(lease: &Lease, now: Stamp) -> bool {
         now.wall_ms < at.saturating_add(lasts) && at <= now.wall_ms.saturating_add(lasts)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::coordination::v1::LeaseSpec;
+
+    use super::*;
+    use crate::types::BootId;
+
+    #[test]
+    fn a_lease_is_alive_for_its_duration_and_not_if_it_is_of_the_future() {
+        let now = Stamp {
+            boot: BootId(1),
+            boottime_ms: 0,
+            wall_ms: 1_800_000_000_000,
+        };
+        for (seconds, expected) in [
+            (0, true),
+            (-39, true),
+            (-40, false),
+            (40, true),
+            (41, false),
+        ] {
+            let at = Timestamp::from_millisecond(now.wall_ms + seconds * 1000).unwrap();
+            let lease = Lease {
+                spec: Some(LeaseSpec {
+                    renew_time: Some(MicroTime(at)),
+                    lease_duration_seconds: Some(40),
+                    ..LeaseSpec::default()
+                }),
+                ..Lease::default()
+            };
+            assert_eq!(is_alive(&lease, now), expected, "{seconds} s");
+        }
+        assert!(!is_alive(&Lease::default(), now));
+    }
+}

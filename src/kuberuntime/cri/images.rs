@@ -144,16 +144,16 @@ impl CriClient {
         error
     }
 
-    /// Waits until images may be pulled and imported: until the runtime has removed what pulls of earlier boots have
+    /// Waits until an image, or an archive of images, may be pulled or imported: until the runtime has removed what pulls of earlier boots have
     /// unpacked.
     ///
     /// # Errors
     /// When it has not. The next call tries again.
-    pub async fn before_pulls(&self) -> Result<(), CriError> {
+    pub async fn before_pulls(&self, image: &str) -> Result<(), CriError> {
         let ready = Box::pin(self.has_leases()).await;
         ready
             .map(drop)
-            .map_err(|status| self.not_taken_over("", status))
+            .map_err(|status| self.not_taken_over(image, status))
     }
 
     /// Removes an image by name or id. One that is gone counts as removed. Parts of pulls that are not under way stay, of this

@@ -286,6 +286,8 @@ mod tests {
             let text = format!("{scheme}://{authority}/a");
             assert_eq!(target.to_string(), text);
         }
+        let coded = Target::new("http", "b\u{fc}cher.example", 80, "/").unwrap();
+        assert_eq!(coded.authority(), "xn--bcher-kva.example:80");
         let error = Target::new("http", "a b", 80, "/").unwrap_err();
         assert!(error.to_string().contains("is no URL"), "{error}");
     }
