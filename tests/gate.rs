@@ -497,3 +497,61 @@ fn every_patch_that_weakens_the_code_applies_and_names_its_tests() {
         );
     }
 }
+
+/// The texts that commands of the machine scenarios look for in the agent's log.
+fn looked_for(text: &str) -> Vec<String> {
+    let mut all = Vec::new();
+    for command in text.split("journalctl -u holdfast").skip(1) {
+        let end = command.find(['"', '\n', ';']).unwrap_or(command.len());
+        for grep in command[..end].split("grep ").skip(1) {
+            let options = grep
+                .split_inclusive(' ')
+                .take_while(|word| word.starts_with('-'));
+            let pattern = &grep[options.map(str::len).sum()..];
+            let pattern = match pattern.strip_prefix('\'') {
+                Some(quoted) => quoted.split('\'').next(),
+                None => pattern.split(' ').next(),
+            };
+            let pieces = pattern.unwrap_or_default().split('|');
+            let pieces = pieces.flat_map(|one| one.split(".*"));
+            all.extend(pieces.map(|piece| piece.trim().to_owned()));
+        }
+    }
+    all
+}
+
+fn sources(dir: &Path) -> Vec<String> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            all.extend(sources(&path));
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            all.push(fs::read_to_string(path).unwrap());
+        }
+    }
+    all
+}
+
+#[test]
+fn machines_look_for_log_messages_that_the_agent_has() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    // No messages: levels, names of files and of modules.
+    let others = [
+        "WARN",
+        "level=warn",
+        "config.yaml",
+        "/var/lib/kubelet",
+        "holdfast::images",
+    ];
+    let agent = sources(&root.join("src"));
+    let scenarios = sources(&root.join("tests/machine"));
+    let texts: Vec<String> = scenarios.iter().flat_map(|text| looked_for(text)).collect();
+    assert!(texts.len() >= 14, "{texts:?}");
+    for text in texts.iter().filter(|text| !others.contains(&text.as_str())) {
+        assert!(
+            agent.iter().any(|source| source.contains(text)),
+            "no message of the agent contains {text:?}"
+        );
+    }
+}

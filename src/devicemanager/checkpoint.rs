@@ -137,14 +137,16 @@ impl KubeletCheckpoint {
                 .journal(Some(uid), "devices taken over", text);
             adopted.push(uid.clone());
         }
+        let plugin = PluginRecord {
+            lost: Some(now),
+            ..PluginRecord::default()
+        };
         for resource in &self.resources {
             let key = plugin_key(resource);
             if state.stored(&key).is_none() {
-                transaction = transaction.expect_object(state, &key).put_object(
-                    &key,
-                    &PluginRecord::default(),
-                    now,
-                );
+                transaction = transaction
+                    .expect_object(state, &key)
+                    .put_object(&key, &plugin, now);
             }
         }
         (transaction, adopted)
@@ -168,8 +170,8 @@ impl DeviceManager {
         checkpoint: &KubeletCheckpoint,
         running: &[(PodUid, String)],
     ) -> Result<Vec<PodUid>, CommitError> {
-        let state = self.store().snapshot();
-        let (transaction, adopted) = checkpoint.unrecorded(&state, running, self.now());
+        let (state, now) = (self.store().snapshot(), self.now());
+        let (transaction, adopted) = checkpoint.unrecorded(&state, running, now);
         if !transaction.is_empty() {
             self.store().commit_or_hold(transaction).await?;
         }
@@ -177,7 +179,7 @@ impl DeviceManager {
         for resource in &checkpoint.resources {
             if !shared.inventory.knows(resource) {
                 let empty = PluginRecord::default();
-                shared.inventory.remember(resource, &empty);
+                shared.inventory.remember(resource, &empty, now);
             }
         }
         drop(shared);

@@ -109,13 +109,23 @@ struct Connected {
 }
 
 impl DeviceManager {
-    /// Takes over the resources on record.
+    /// Takes over the resources on record. Their plugins count as lost until they register with this run, also on record.
     pub fn new(options: DeviceManagerOptions) -> Self {
-        let mut shared = Shared::default();
-        for (resource, record) in PluginRecord::all(&options.store.snapshot()) {
-            shared.inventory.remember(resource, &record);
-        }
         let now = options.clock.now();
+        let mut shared = Shared::default();
+        let mut lost = Transaction::new();
+        for (resource, mut record) in PluginRecord::all(&options.store.snapshot()) {
+            shared.inventory.remember(resource, &record, now);
+            if record.lost.is_none() {
+                record.lost = Some(now);
+                record.socket = String::new();
+                lost = lost.put_object(&devices::plugin_key(resource), &record, now);
+            }
+        }
+        if !lost.is_empty() {
+            // Nothing decides by it, and the plugin's registration tells it again; a degraded store reports itself.
+            drop(options.store.submit(lost));
+        }
         let amounts = watch::Sender::new(shared.inventory.amounts(now));
         Self {
             inner: Arc::new(Inner {

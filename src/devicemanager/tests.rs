@@ -80,6 +80,12 @@ async fn first_start(agent: &DeviceManager, pod: &Pod) -> Readiness {
     ready.expect("the pod is not held up").unwrap()
 }
 
+fn recorded(world: &World) -> PluginRecord {
+    let state = world.store.snapshot();
+    let mut all = PluginRecord::all(&state);
+    all.next().unwrap().1
+}
+
 fn ids(agent: &DeviceManager, pod: &Pod, resource: &str) -> Vec<String> {
     let held = agent.held(pod).unwrap();
     held.ids("main", resource).cloned().collect()
@@ -102,7 +108,14 @@ async fn a_pod_has_its_devices_over_a_restart_and_nothing_is_asked_again() {
     assert_eq!(first_start(&agent, &pod).await, Readiness::Ready);
 
     // The container runs while the agent starts again, and is restarted before the plugin is back.
+    assert_eq!(recorded(&world).lost, None);
     let agent = world.agent(DeviceReadiness::Fail);
+    let record = recorded(&world);
+    assert!(
+        record.lost.is_some() && record.socket.is_empty(),
+        "{record:?}"
+    );
+    assert_eq!(record.devices.len(), 3, "they are kept");
     assert_eq!(
         shows(&agent, GPU, |_| true).await,
         devices::Amount::default()
@@ -114,6 +127,7 @@ async fn a_pod_has_its_devices_over_a_restart_and_nothing_is_asked_again() {
     let error = agent.pre_start(&pod, "main").await.unwrap_err();
     assert!(error.contains("endpoint not found"), "{error}");
     world.register(&agent, GPU, &plugin).await;
+    assert_eq!(recorded(&world).lost, None);
     agent.pre_start(&pod, "main").await.unwrap();
     assert_eq!(plugin.calls(), ["PreStart b,c"]);
 }

@@ -59,6 +59,8 @@ fn wait_listed(node: &mut Node) {
         "the plugin is registered",
         "holdfast dump devices -o json 2>/dev/null | grep -q '\"Registered\"'",
     );
+    // It lists its devices right after it has registered.
+    std::thread::sleep(Duration::from_secs(2));
 }
 
 fn status_of(node: &mut Node, pod: &str) -> Value {

@@ -275,7 +275,7 @@ fn a_node_of_kubeadm_joins_is_upgraded_is_reset_and_joins_again() {
         .unwrap();
     site.join();
     site.node
-        .sh("journalctl -u holdfast -o cat | grep -q 'another store begins'");
+        .sh("journalctl -u holdfast -o cat | grep -q 'moved the store to quarantine'");
     site.node.manifest(&static_pod("scheduler", "three"));
     site.node.wait_running("scheduler");
     site.wait("there is a mirror pod", |site| {

@@ -187,7 +187,7 @@ fn a_hostile_command_line_makes_no_image_suspect() {
         assert_ne!(row["state"], "suspect", "{row}");
     }
     node.sh("! holdfast dump events | grep -E 'ImageSuspect|ImageRepaired'");
-    node.sh("! journalctl -u holdfast --no-pager -o cat | grep 'suspect image removed'");
+    node.sh("! journalctl -u holdfast --no-pager -o cat | grep 'removed a suspect image'");
     let now = node.sh(&format!(
         "ctr -n k8s.io images ls name=={IMAGE} | awk 'NR == 2 {{ print $3 }}'"
     ));

@@ -103,8 +103,8 @@ struct Resource {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Plugin {
-    /// Known from the records of an earlier run.
-    Recorded,
+    /// Known from the records of an earlier run. Lost since that run lost it, or since this one started.
+    Recorded(Stamp),
     /// Connected; its list is still to come. Until then, or until that takes too long ([`Inventory::overdue`]), the list of the
     /// plugin that it replaced counts, if that one was connected.
     Connected { instance: Instance, has_list: bool },
@@ -120,7 +120,7 @@ impl Resource {
         match self.plugin {
             Plugin::Listed(_) => true,
             Plugin::Connected { has_list, .. } => has_list,
-            Plugin::Recorded | Plugin::Lost(_) => false,
+            Plugin::Recorded(_) | Plugin::Lost(_) => false,
         }
     }
 }
@@ -132,10 +132,11 @@ pub struct Inventory {
 }
 
 impl Inventory {
-    /// Adds a resource that a plugin had registered in an earlier run: the node has none of it until the plugin is back.
-    pub fn remember(&mut self, resource: &str, record: &PluginRecord) {
+    /// Adds a resource that a plugin had registered in an earlier run: the node has none of it until the plugin is back. The
+    /// plugin is lost from `now` on, if the earlier run has not lost it.
+    pub fn remember(&mut self, resource: &str, record: &PluginRecord, now: Stamp) {
         let known = Resource {
-            plugin: Plugin::Recorded,
+            plugin: Plugin::Recorded(record.lost.unwrap_or(now)),
             options: record.options,
             devices: Devices::new(),
             newest: record.devices.clone(),
@@ -148,17 +149,21 @@ impl Inventory {
     /// Connects a plugin. It replaces the one before. The list of one that was still connected counts until the new one
     /// lists its devices.
     pub fn connect(&mut self, resource: &str, instance: Instance, options: PluginOptions) {
+        let known = self.resources.get(resource);
+        let plugin = Plugin::Connected {
+            instance,
+            has_list: known.is_some_and(Resource::has_list),
+        };
         let known = self.resources.entry(resource.to_owned());
         let known = known.or_insert_with(|| Resource {
-            plugin: Plugin::Recorded,
+            plugin,
             options,
             devices: Devices::new(),
             newest: Devices::new(),
             returned: BTreeSet::new(),
             returns: 0,
         });
-        let has_list = known.has_list();
-        known.plugin = Plugin::Connected { instance, has_list };
+        known.plugin = plugin;
         known.options = options;
     }
 
@@ -280,8 +285,8 @@ impl Inventory {
             devices: known.newest.clone(),
             returned: known.returned.clone(),
             lost: match known.plugin {
-                Plugin::Lost(since) => Some(since),
-                _ => None,
+                Plugin::Recorded(since) | Plugin::Lost(since) => Some(since),
+                Plugin::Connected { .. } | Plugin::Listed(_) => None,
             },
         })
     }
@@ -296,7 +301,7 @@ impl Inventory {
     /// capacity after five minutes; the resource stays. Upstream: `GetCapacity`.
     pub fn amounts(&self, now: Stamp) -> Amounts {
         let amount = |known: &Resource| match known.plugin {
-            Plugin::Recorded => Amount::default(),
+            Plugin::Recorded(_) => Amount::default(),
             _ if known.has_list() => Amount {
                 capacity: known.devices.len(),
                 allocatable: known.devices.values().filter(|d| d.healthy).count(),

@@ -285,6 +285,27 @@ fn a_lost_plugin_leaves_nothing_allocatable_at_once_and_no_capacity_after_five_m
 }
 
 #[test]
+fn a_plugin_of_an_earlier_run_is_lost_until_it_registers() {
+    let mut inventory = Inventory::default();
+    let lost = |inventory: &Inventory| inventory.record(GPU, String::new()).unwrap().lost;
+    let record = PluginRecord {
+        devices: devices(&["a"]),
+        ..PluginRecord::default()
+    };
+    inventory.remember(GPU, &record, at(5));
+    assert_eq!(lost(&inventory), Some(at(5)), "since the start");
+    let record = PluginRecord {
+        lost: Some(at(3)),
+        ..record
+    };
+    inventory.remember(GPU, &record, at(5));
+    assert_eq!(lost(&inventory), Some(at(3)), "the earlier run lost it");
+    assert_eq!(inventory.next_change(at(5)), None);
+    inventory.connect(GPU, 1, PluginOptions::default());
+    assert_eq!(lost(&inventory), None);
+}
+
+#[test]
 fn the_list_of_a_replaced_plugin_counts_for_a_while_only() {
     let mut inventory = Inventory::default();
     let amount = |inventory: &Inventory| {
@@ -322,7 +343,7 @@ fn held_devices_have_to_be_there_and_healthy() {
     let unregistered = "cannot allocate unregistered device";
     assert_eq!(check(&inventory), said(unregistered));
     let none = "no healthy devices present; cannot allocate unhealthy devices";
-    inventory.remember(GPU, &PluginRecord::default());
+    inventory.remember(GPU, &PluginRecord::default(), at(0));
     assert_eq!(inventory.amounts(at(0))[GPU], Amount::default());
     assert_eq!(check(&inventory), said(none));
     inventory.connect(GPU, 1, PluginOptions::default());
