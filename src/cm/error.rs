@@ -13,9 +13,9 @@ pub enum CgroupError {
     /// There is no cgroup file system.
     #[error("find cgroups below {}: {reason}", mount.display())]
     NotMounted {
-        /// Their mount point.
+        /// Mount point that was searched.
         mount: PathBuf,
-        /// Its current state, and what to do.
+        /// Description of the error, with its remedy.
         reason: String,
     },
     /// Controllers that are needed are not there.
@@ -82,7 +82,7 @@ pub enum CgroupError {
     /// cgroupfs is mounted read-only.
     #[error("{verb} cgroup {}: cgroupfs is read-only; run the agent with write access to it, or set cgroupsPerQOS: false", path.display())]
     ReadOnly {
-        /// The attempt, as a verb.
+        /// Verb of the failed operation.
         verb: &'static str,
         /// The cgroup or file.
         path: PathBuf,
@@ -90,7 +90,7 @@ pub enum CgroupError {
     /// Anything else the kernel refuses.
     #[error("{verb} cgroup {}", path.display())]
     Io {
-        /// The attempt, as a verb.
+        /// Verb of the failed operation.
         verb: &'static str,
         /// The cgroup or file.
         path: PathBuf,
@@ -103,7 +103,7 @@ pub enum CgroupError {
     Busy {
         /// The cgroup.
         path: PathBuf,
-        /// Processes that are still in it.
+        /// Processes that are left in it.
         pids: Vec<i32>,
     },
     /// systemd keeps the cgroups and did not do its part.

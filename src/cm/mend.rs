@@ -13,9 +13,9 @@ pub struct Mended {
     pub path: String,
     /// One of the files that were different.
     pub file: String,
-    /// Its content before; `None` when it was not there.
+    /// Previous content; `None` if the file did not exist.
     pub found: Option<String>,
-    /// Its content now.
+    /// Corrected content.
     pub wanted: String,
 }
 

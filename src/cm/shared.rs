@@ -51,7 +51,7 @@ impl CgroupManager {
             let error = causes(&error);
             tracing::warn!(
                 error,
-                "pods keep limits and protection of memory that are not configured any more"
+                "cannot remove memory limits and protection that are no longer configured"
             );
         }
         Ok(())

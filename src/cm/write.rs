@@ -59,7 +59,7 @@ impl CgroupManager {
         std::fs::metadata(dir).ok().map(|found| found.ino())
     }
 
-    /// Returns whether the cgroup is there in any hierarchy.
+    /// Returns whether the cgroup exists in any hierarchy.
     pub(super) fn is_anywhere(&self, name: &CgroupName) -> bool {
         let mut hierarchies = self.hierarchies.iter();
         hierarchies.any(|hierarchy| self.dir(hierarchy, name).is_dir())

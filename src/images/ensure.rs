@@ -170,8 +170,9 @@ impl ImageManager {
             .any(|account| record.grants_account(image, account))
     }
 
-    /// The credentials that the pull secrets, the programs and the node's own logins have for an image, in this order; upstream's
-    /// `MakeDockerKeyring`. A secret that cannot be used is left out; a pull that fails reports it.
+    /// Returns the credentials for an image from the pull secrets, the credential providers and the node's own logins,
+    /// in this order; upstream's `MakeDockerKeyring`. A secret that cannot be used is left out; a pull that fails
+    /// reports it.
     pub(super) async fn credentials(
         &self,
         image: &str,

@@ -24,7 +24,7 @@ pub(super) struct Sandbox {
     pub(super) id: ContainerId,
     pub(super) ips: Vec<String>,
     pub(super) config: v1::PodSandboxConfig,
-    /// Milliseconds for which images were pulled for the containers in it.
+    /// Milliseconds spent pulling images for the containers that start in it.
     pub(super) pull_ms: AtomicU64,
 }
 
@@ -46,7 +46,7 @@ pub(super) async fn report_sandbox(
     Ok(())
 }
 
-/// Reason for a new sandbox.
+/// Returns the reason for a new sandbox, for the journal.
 fn why_sandbox(job: &Job, status: &PodStatus) -> String {
     let Some(newest) = status.sandboxes.first() else {
         return "the pod has none".to_owned();
