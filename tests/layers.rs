@@ -18,6 +18,8 @@
 
 #[path = "layers/limits.rs"]
 mod limits;
+#[path = "layers/messages.rs"]
+mod messages;
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -15,7 +15,7 @@ pub struct Mended {
     pub file: String,
     /// Previous content; `None` if the file did not exist.
     pub found: Option<String>,
-    /// Corrected content.
+    /// Content that the file has again.
     pub wanted: String,
 }
 

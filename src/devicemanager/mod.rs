@@ -114,12 +114,11 @@ impl DeviceManager {
         let now = options.clock.now();
         let mut shared = Shared::default();
         let mut lost = Transaction::new();
-        for (resource, mut record) in PluginRecord::all(&options.store.snapshot()) {
+        for (resource, record) in PluginRecord::all(&options.store.snapshot()) {
             shared.inventory.remember(resource, &record, now);
-            if record.lost.is_none() {
-                record.lost = Some(now);
-                record.socket = String::new();
-                lost = lost.put_object(&devices::plugin_key(resource), &record, now);
+            let without = shared.inventory.record(resource, String::new());
+            if let Some(without) = without.filter(|_| record.lost.is_none()) {
+                lost = lost.put_object(&devices::plugin_key(resource), &without, now);
             }
         }
         if !lost.is_empty() {
@@ -292,6 +291,7 @@ impl DeviceManager {
             (device.id, known)
         };
         let devices: Devices = list.devices.into_iter().map(device).collect();
+        let count = devices.len();
         // Of pods whose devices are not known, none is known to be back.
         let held = devices::taken(&self.store().snapshot(), resource).unwrap_or_default();
         let is_new = {
@@ -304,6 +304,11 @@ impl DeviceManager {
             is_new
         };
         if is_new {
+            info!(
+                resource,
+                devices = count,
+                "a device plugin has listed its devices"
+            );
             self.published(resource);
         }
     }

@@ -171,8 +171,8 @@ impl ImageManager {
     }
 
     /// Returns the credentials for an image from the pull secrets, the credential providers and the node's own logins,
-    /// in this order; upstream's `MakeDockerKeyring`. A secret that cannot be used is left out; a pull that fails
-    /// reports it.
+    /// in this order. Leaves out secrets that cannot be used; a failed pull reports them.
+    /// Upstream: `MakeDockerKeyring`.
     pub(super) async fn credentials(
         &self,
         image: &str,

@@ -56,11 +56,11 @@ fn holding(name: &str) -> Value {
 #[track_caller]
 fn wait_listed(node: &mut Node) {
     node.eventually(
-        "the plugin is registered",
-        "holdfast dump devices -o json 2>/dev/null | grep -q '\"Registered\"'",
+        "the plugin is registered and has listed its devices to this run of the agent",
+        "holdfast dump devices -o json 2>/dev/null | grep -q '\"Registered\"' && \
+         journalctl -u holdfast -o cat _SYSTEMD_INVOCATION_ID=$(systemctl show -P InvocationID holdfast) | \
+         grep -q 'a device plugin has listed its devices'",
     );
-    // It lists its devices right after it has registered.
-    std::thread::sleep(Duration::from_secs(2));
 }
 
 fn status_of(node: &mut Node, pod: &str) -> Value {

@@ -76,7 +76,7 @@ pub struct PluginRecord {
     pub options: PluginOptions,
     /// Its newest list.
     pub devices: Devices,
-    /// Time at which its stream ended.
+    /// Time at which its stream ended, or the agent started without it; `None` while it is registered.
     pub lost: Option<Stamp>,
     /// Devices of containers that came back into the list, or to health: the plugin is to be asked whether it gives
     /// something else with them now.
