@@ -171,6 +171,7 @@ fn remote_pod(n: usize) -> (Pod, Sources) {
             secrets: BTreeMap::new(),
             tokens: BTreeMap::new(),
             capacity: None,
+            missing: None,
         };
         sources.remotes.insert(name, Ok(Arc::new(resolved)));
     }

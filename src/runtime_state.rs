@@ -28,6 +28,7 @@ struct Data {
     pleg_period: Duration,
     storage_error: Option<String>,
     handlers: Option<Vec<v1::RuntimeHandler>>,
+    strict_groups: Option<bool>,
     not_listed: BTreeSet<PodUid>,
 }
 
@@ -96,6 +97,16 @@ impl RuntimeState {
     /// Sets the features of the runtime's handlers.
     pub fn set_handlers(&self, handlers: Vec<v1::RuntimeHandler>) {
         self.with(|d| d.handlers = Some(handlers));
+    }
+
+    /// Sets whether the runtime supports `supplementalGroupsPolicy: Strict`.
+    pub fn set_strict_groups(&self, is: bool) {
+        self.with(|d| d.strict_groups = Some(is));
+    }
+
+    /// Returns whether the runtime supports `supplementalGroupsPolicy: Strict`; `None` while it has not answered yet.
+    pub fn strict_groups(&self) -> Option<bool> {
+        self.with(|d| d.strict_groups)
     }
 
     /// Sets whether processes of a pod run of which the runtime lists nothing.

@@ -186,6 +186,7 @@ impl World {
                 volumes: &volumes,
                 remotes: &BTreeMap::new(),
                 sub_paths: &BTreeMap::new(),
+                without_labels: &std::collections::BTreeSet::new(),
                 recursive_read_only: false,
                 files: &files,
                 isolation: Isolation::default(),
@@ -246,6 +247,7 @@ impl World {
             permit: &permit,
             clock: &*self.clock,
             pace: &Pace::default(),
+            ends: None,
         };
         let condemned = Condemned {
             status,

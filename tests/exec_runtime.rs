@@ -144,6 +144,7 @@ impl World {
                 volumes: &BTreeMap::new(),
                 remotes: &BTreeMap::new(),
                 sub_paths: &BTreeMap::new(),
+                without_labels: &std::collections::BTreeSet::new(),
                 recursive_read_only: false,
                 files: &files,
                 isolation: Isolation::default(),
@@ -192,6 +193,7 @@ impl World {
             permit: &permit,
             clock: &*self.clock,
             pace: &self.pace,
+            ends: None,
         };
         let condemned = Condemned {
             status,

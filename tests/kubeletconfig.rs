@@ -489,6 +489,40 @@ fn documents_of_another_type_are_refused() {
 }
 
 #[test]
+fn an_empty_path_is_none_or_the_default_as_with_the_kubelet() {
+    for flag in [
+        "config",
+        "config-dir",
+        "kubeconfig",
+        "bootstrap-kubeconfig",
+        "cert-dir",
+        "root-dir",
+        "resolv-conf",
+        "client-ca-file",
+        "tls-cert-file",
+        "tls-private-key-file",
+        "pod-manifest-path",
+        "image-credential-provider-config",
+        "image-credential-provider-bin-dir",
+        "tls-min-version",
+        "tls-curve-preferences",
+        "log-file",
+        "state-dir",
+    ] {
+        let (config, _) = run(&[&format!("--{flag}=")]).unwrap_or_else(|e| panic!("{flag}: {e}"));
+        assert_eq!(config.kubeconfig, None);
+        assert_eq!(config.root_dir, Path::new("/var/lib/kubelet"));
+        assert_eq!(config.state_dir, Path::new("/var/lib/holdfast"));
+        assert_eq!(config.kubelet.static_pod_path, None);
+        assert_eq!(
+            config.kubelet.resolv_conf.is_none(),
+            flag == "resolv-conf",
+            "{flag}"
+        );
+    }
+}
+
+#[test]
 fn absent_file_is_named() {
     let files = Files::new();
     let error = run(&["--config", &files.arg("none.yaml")]).unwrap_err();

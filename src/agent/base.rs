@@ -1,7 +1,7 @@
 //! Parts that exist before the runtime has answered: store, clock, and the handles that others read from the start.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -21,7 +21,7 @@ use crate::dra::DraManager;
 use crate::events::{EventRate, JournalRecorder};
 use crate::eviction::Figures;
 use crate::images::ImageDisk;
-use crate::kubeletconfig::AgentConfig;
+use crate::kubeletconfig::{AgentConfig, CgroupDriver};
 use crate::kuberuntime::cri::CriClient;
 use crate::node_object::NodeObject;
 use crate::nodeshutdown::{Link, LocalDrain};
@@ -104,6 +104,8 @@ pub(super) struct Base {
     /// Resource claims of pods.
     pub(super) dra: DraManager,
     pub(super) monitor: Monitor,
+    /// The configured cgroup driver; the one in use may be the runtime's.
+    pub(super) configured_driver: OnceLock<CgroupDriver>,
     pub(super) restored: Arc<AtomicBool>,
     /// Serves the usage of volumes, once there is a volume manager.
     pub(super) volumes: VolumesSlot,
@@ -160,6 +162,7 @@ impl Base {
             cluster: None,
             cluster_doubted: parts.cluster_doubted,
             monitor: Monitor::default(),
+            configured_driver: OnceLock::new(),
             restored: Arc::new(AtomicBool::new(false)),
             volumes: VolumesSlot::default(),
             started: parts.clock.now(),

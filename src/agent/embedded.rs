@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::base::{Base, Parts};
 use super::started::Started;
-use super::{AgentError, DRAIN, Tasks, close, shutdown, start, tasks};
+use super::{AgentError, DRAIN, Tasks, cgroup_driver, close, shutdown, start, tasks};
 use crate::kubeletconfig::AgentConfig;
 use crate::kuberuntime::cri::CriClient;
 use crate::nodeshutdown::LocalDrain;
@@ -39,7 +39,8 @@ impl Embedded {
             "heartbeat",
             tasks::heartbeat(base.store.clone(), Arc::clone(&base.clock), token.clone()),
         );
-        let started = start::start(config, &base, cri, &mut tasks, &token).await?;
+        let config = cgroup_driver::settled(config, &base, &cri).await;
+        let started = start::start(&config, &base, cri, &mut tasks, &token).await?;
         Ok(Self {
             base,
             started,

@@ -11,7 +11,7 @@ use crate::core::image_gc;
 use crate::core::state::SourceRecord;
 use crate::images::{
     Collection, ImageConfig, ImageManager, NodeLogins, RuntimeTool, VerificationPolicy,
-    images_named,
+    images_named, is_over,
 };
 use crate::kubeletconfig::{AgentConfig, KubeletConfiguration};
 use crate::nodestatus::NodeStatusHandle;
@@ -87,9 +87,14 @@ fn manager(
 /// Returns the rules by which unused images are removed.
 pub(super) fn collection(config: &AgentConfig, base: &Base, ready: SourcesReady) -> Collection {
     let (pods, store) = (base.pods.clone(), base.store.clone());
+    let records = base.store.clone();
     Collection {
         policy: gc_policy(&config.kubelet),
-        wanted: Arc::new(move || images_named(pods.all().iter().map(|pod| &**pod))),
+        wanted: Arc::new(move || {
+            let (pods, seen) = (pods.all(), records.snapshot());
+            let pods = pods.iter().filter(|pod| !is_over(pod, &seen));
+            images_named(pods.map(|pod| &**pod))
+        }),
         // What the API server wanted is on record, unless the store was lost.
         knows_pods: Arc::new(move || {
             let api = PodSource::Api.as_str();

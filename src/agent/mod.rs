@@ -6,6 +6,7 @@
 mod addresses;
 mod api;
 mod base;
+mod cgroup_driver;
 mod cluster;
 mod devices;
 mod directories;
@@ -70,7 +71,7 @@ use crate::admin::{self, AdminError};
 use crate::cli::logging::LogHandle;
 use crate::cm::CgroupError;
 use crate::config::SourceError;
-use crate::kubeletconfig::AgentConfig;
+use crate::kubeletconfig::{AgentConfig, CgroupDriver};
 use crate::kuberuntime::cri::CriError;
 use crate::nodeshutdown::logind::is_machine_going_down;
 use crate::server::kubelet::{Limits, NodeApi, Server};
@@ -146,6 +147,14 @@ pub enum AgentError {
     Ended {
         /// Name of the part.
         part: String,
+    },
+    /// The runtime has another cgroup driver than the one that the agent began with.
+    #[error(
+        "the container runtime has another cgroup driver than {used}, with which the agent began; the agent ends, so that it is started again with the runtime's"
+    )]
+    CgroupDriver {
+        /// The one it began with.
+        used: CgroupDriver,
     },
     /// The store is that of another cluster.
     #[error(
@@ -255,6 +264,14 @@ async fn serve(
     serve_early(config, base, systemd, tasks, token).await?;
     systemd.status("waiting for the container runtime");
     let cri = start::runtime_client(config, base)?;
+    let settled = tokio::select! {
+        settled = cgroup_driver::settled(config, base, &cri) => settled,
+        () = process.signals.terminated() => {
+            info!("stopped before the container runtime answered");
+            return Ok(());
+        }
+    };
+    let config = &settled;
     let log = process.options.log.clone();
     let set_verbosity = Arc::new(move |v| log.set_verbosity(v).map_err(|e| causes(&e)));
     let node = base.node_api(config, cri.clone(), set_verbosity, token.clone());

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::base::Base;
-use super::{AgentError, takeover, tasks};
+use super::{AgentError, cgroup_driver, takeover, tasks};
 use crate::config::{RunningStatic, Seed};
 use crate::core::admission;
 use crate::core::restore::{Outcome, RestoreInput, RestorePlan, plan_restore};
@@ -57,11 +57,12 @@ pub(super) async fn restore(
             part: "waiting for the container runtime".to_owned(),
         });
     };
-    let (taken_over, ..) = tokio::join!(
+    let (taken_over, (), checked) = tokio::join!(
         tokio::time::timeout(TAKE_OVER, cri.take_over_pulls()),
         tasks::update_runtime_up(cri, &base.runtime_state, &*base.clock),
-        tasks::check_cgroup_driver(cri, config.kubelet.cgroup_driver, &*base.recorder),
+        cgroup_driver::check(cri, base, config.kubelet.cgroup_driver),
     );
+    checked?;
     if taken_over.is_err() {
         warn!("taking over the pulls of an earlier boot takes long; pods go on, pulls wait for it");
     }

@@ -10,8 +10,7 @@ use tracing::{debug, error, info, warn};
 
 use super::systemd::Systemd;
 use crate::core::state::{META_KEY, MetaRecord, State, Transaction};
-use crate::kubeletconfig::CgroupDriver;
-use crate::kuberuntime::cri::{CriClient, CriError, v1};
+use crate::kuberuntime::cri::{CriClient, CriError};
 use crate::pod_workers::PodWorkers;
 use crate::runtime_state::RuntimeState;
 use crate::server::TimedCheck;
@@ -56,6 +55,8 @@ pub(super) async fn update_runtime_up(cri: &CriClient, state: &RuntimeState, clo
                 )
             };
             state.set_handlers(answer.runtime_handlers);
+            let features = answer.features.unwrap_or_default();
+            state.set_strict_groups(features.supplemental_groups_policy);
             state.set_network(problem("NetworkReady"));
             match problem("RuntimeReady") {
                 Ok(()) => state.set_runtime_ok(clock.now()),
@@ -64,46 +65,6 @@ pub(super) async fn update_runtime_up(cri: &CriClient, state: &RuntimeState, clo
         }
         Err(error) => state.set_runtime_error(error.to_string()),
     }
-}
-
-/// Tells when the runtime has another cgroup driver than is configured, where it says which it has.
-///
-/// Upstream takes the runtime's (`getCgroupDriverFromCRI`); here the tree is made before the runtime answers.
-pub(super) async fn check_cgroup_driver(
-    cri: &CriClient,
-    configured: CgroupDriver,
-    recorder: &dyn EventRecorder,
-) {
-    let answer = match cri.runtime_config().await {
-        Ok(answer) => answer,
-        Err(error) => {
-            debug!(%error, "the runtime does not report its cgroup driver");
-            return;
-        }
-    };
-    if let Some(error) = answer.and_then(|answer| differs(answer, configured)) {
-        warn!(
-            error,
-            "the runtime's cgroup driver differs from the agent's"
-        );
-        recorder.record(Event::node(
-            EventType::Warning,
-            "CgroupDriverMismatch",
-            error,
-        ));
-    }
-}
-
-fn differs(answer: v1::RuntimeConfigResponse, configured: CgroupDriver) -> Option<String> {
-    let told = match answer.linux?.cgroup_driver() {
-        v1::CgroupDriver::Systemd => CgroupDriver::Systemd,
-        v1::CgroupDriver::Cgroupfs => CgroupDriver::Cgroupfs,
-    };
-    (told != configured).then(|| {
-        format!(
-            "the container runtime has the cgroup driver {told}, the agent {configured}: no pod will start; set cgroupDriver: {told}, or the runtime's to {configured}"
-        )
-    })
 }
 
 /// Keeps the runtime's state up to date every 5 s.
@@ -514,23 +475,6 @@ mod tests {
         patiently(tokio::time::sleep(Duration::from_secs(12)), tell).await;
         assert_eq!(told.get(), Some(5));
         assert_eq!(start.elapsed().as_secs(), 12);
-    }
-
-    #[test]
-    fn another_cgroup_driver_is_told_with_the_way_out() {
-        let answer = |driver: v1::CgroupDriver| v1::RuntimeConfigResponse {
-            linux: Some(v1::LinuxRuntimeConfiguration {
-                cgroup_driver: driver.into(),
-            }),
-        };
-        let told = differs(answer(v1::CgroupDriver::Systemd), CgroupDriver::Cgroupfs);
-        assert!(told.unwrap().contains("set cgroupDriver: systemd"));
-        let told = differs(answer(v1::CgroupDriver::Cgroupfs), CgroupDriver::Systemd);
-        assert!(told.unwrap().contains("set cgroupDriver: cgroupfs"));
-        let told = differs(answer(v1::CgroupDriver::Systemd), CgroupDriver::Systemd);
-        assert_eq!(told, None);
-        let silent = v1::RuntimeConfigResponse { linux: None };
-        assert_eq!(differs(silent, CgroupDriver::Systemd), None);
     }
 
     #[derive(Default)]

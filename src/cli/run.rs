@@ -94,6 +94,7 @@ pub async fn run(mut args: RunArgs, listener: Option<TcpListener>) -> anyhow::Re
         };
         let in_cluster = is_given(&flags.kubeconfig) || is_given(&flags.bootstrap_kubeconfig);
         let state_dir = flags.state_dir.as_deref();
+        let state_dir = state_dir.filter(|dir| !dir.as_os_str().is_empty());
         let known = node_name_of(state_dir.unwrap_or(Path::new("/var/lib/holdfast")));
         let recorded = host_name::wait(in_cluster, known, offline::host_name).await?;
         args.kubelet.hostname_override = recorded;

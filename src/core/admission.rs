@@ -52,6 +52,8 @@ pub struct AdmissionContext<'a> {
     pub unsafe_sysctls: &'a [String],
     /// AppArmor is enabled on the host.
     pub apparmor: bool,
+    /// The runtime supports `supplementalGroupsPolicy: Strict`; `None` before it has answered.
+    pub strict_groups: Option<bool>,
     /// Resources that the node is short of.
     pub pressure: Pressure,
     /// Reason why the pod gets no exclusive CPUs or memory; `None` if it does, or needs none.
@@ -103,7 +105,7 @@ pub fn admit_without_room(pod: &Pod, is_shutting_down: bool) -> Option<Admission
     })
 }
 
-/// Decides. The order is: pressure of the node, operating system, unsupported fields, sysctls, name, CPUs and memory of its own,
+/// Decides. The order is: pressure of the node, operating system, unsupported fields, sysctls, policy of groups, name, CPUs and memory of its own,
 /// then upstream's predicates:
 /// resources, node selector and affinity, node name, host ports, taints; then AppArmor. A critical pod that lacks nothing
 /// but resources gets those of pods that may be preempted. Upstream: `predicateAdmitHandler.Admit` and
@@ -111,6 +113,7 @@ pub fn admit_without_room(pod: &Pod, is_shutting_down: bool) -> Option<Admission
 pub fn admit(pod: &Pod, others: &NodeInfo, ctx: &AdmissionContext<'_>) -> Verdict {
     let refused = under_pressure(pod, ctx.pressure)
         .or_else(|| refused_by_itself(pod, ctx.refusals, ctx.unsafe_sysctls))
+        .or_else(|| strict_groups(pod, ctx))
         .or_else(|| duplicate(pod, others))
         .or_else(|| {
             let refusal = ctx.unplaced?;
@@ -244,9 +247,27 @@ fn predicate(name: &str, why: impl std::fmt::Display) -> Refusal {
     (name.to_owned(), format!("Predicate {name} failed: {why}"))
 }
 
+/// Returns whether a pod would be refused for the labels or taints of the node, which may have been changed for it a moment ago.
+pub fn is_unfit(pod: &Pod, node: &Node, node_name: &str) -> bool {
+    matching::mismatched(pod, node, node_name).is_some()
+        || matching::untolerated(pod, node).is_some()
+}
+
 /// Node selector and affinity, then the node's name.
 fn unfit(pod: &Pod, ctx: &AdmissionContext<'_>) -> Option<Refusal> {
     matching::mismatched(pod, ctx.node, ctx.node_name).or_else(|| wrong_node(pod, ctx))
+}
+
+/// A policy of groups that the runtime does not support. Upstream: `podFeaturesAdmitHandler`.
+fn strict_groups(pod: &Pod, ctx: &AdmissionContext<'_>) -> Option<Refusal> {
+    let context = pod.spec_ref().security_context.as_ref()?;
+    let is_strict = context.supplemental_groups_policy.as_deref() == Some("Strict");
+    (is_strict && ctx.strict_groups == Some(false)).then(|| {
+        (
+            "SupplementalGroupsPolicyNotSupported".to_owned(),
+            "SupplementalGroupsPolicy=Strict is not supported in this node".to_owned(),
+        )
+    })
 }
 
 fn duplicate(pod: &Pod, others: &NodeInfo) -> Option<Refusal> {

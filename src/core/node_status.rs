@@ -555,12 +555,14 @@ fn swap_status(total: Option<u64>, known: Option<NodeSwapStatus>) -> Option<Node
 
 /// Upstream: `NodeAddress` without a cloud provider of its own.
 fn set_addresses(node: &mut Node, settings: &NodeSettings, facts: &Facts) {
-    let given = settings.node_ips.iter().find(|ip| !ip.is_unspecified());
-    if settings.external_cloud_provider
-        && let Some(ip) = given
-    {
+    let given = settings.node_ips.iter().filter(|ip| !ip.is_unspecified());
+    let given: Vec<String> = given.map(ToString::to_string).collect();
+    if settings.external_cloud_provider && !given.is_empty() {
         let annotations = node.metadata.annotations.get_or_insert_default();
-        annotations.insert(PROVIDED_IP.to_owned(), ip.to_string());
+        annotations.insert(PROVIDED_IP.to_owned(), given.join(","));
+    } else if let Some(annotations) = &mut node.metadata.annotations {
+        // The provider would go on looking for an address that is not asked for any more.
+        annotations.remove(PROVIDED_IP);
     }
     let status = node.status.get_or_insert_default();
     let has_some = status.addresses.as_ref().is_some_and(|a| !a.is_empty());
@@ -572,7 +574,7 @@ fn set_addresses(node: &mut Node, settings: &NodeSettings, facts: &Facts) {
         address,
     };
     // What the agent would guess may be another address than the provider's, and both would be used for a while.
-    let is_known = !settings.external_cloud_provider || given.is_some();
+    let is_known = !settings.external_cloud_provider || !settings.node_ips.is_empty();
     let ips = facts.addresses.iter().filter(|_| is_known);
     let ips = ips.map(ToString::to_string);
     let mut addresses: Vec<_> = ips.map(|ip| address("InternalIP", ip)).collect();

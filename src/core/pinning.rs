@@ -37,8 +37,10 @@ use crate::types::cpu_set::CpuSet;
 use crate::types::{PodExt, PodUid};
 
 /// Reason of a pod whose resources cannot be aligned.
-const TOPOLOGY_AFFINITY: &str = "TopologyAffinityError";
-const UNEXPECTED: &str = "UnexpectedAdmissionError";
+/// The reason of a pod whose resources cannot be aligned.
+pub const TOPOLOGY_AFFINITY: &str = "TopologyAffinityError";
+/// The reason of a pod that a manager cannot serve for another cause than a lack.
+pub const UNEXPECTED: &str = "UnexpectedAdmissionError";
 
 /// Reason why a pod is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -24,6 +24,7 @@ use k8s_openapi::api::core::v1 as api;
 use k8s_openapi::api::core::v1::Pod;
 
 pub use crate::types::ProbeView;
+pub use addresses::{first_of, in_node_order};
 pub use merge::{IllegalTransition, merge_for_update};
 pub use qos::{QosClass, qos_class};
 

@@ -23,7 +23,7 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use k8s_cri::v1;
 use k8s_openapi::api::core::v1::Pod;
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
@@ -39,6 +39,10 @@ pub use walks::{WalkError, Walks};
 
 /// Poll interval of usage.
 const PERIOD: Duration = Duration::from_secs(10);
+/// Rest of a pod, in times of its last measurement.
+const REST: u32 = 10;
+/// Longest rest.
+const LONGEST_REST: Duration = Duration::from_secs(60);
 /// Grace of a pod over a limit of local storage, in seconds; upstream's `immediateEvictionGracePeriodSeconds`.
 const GRACE: i64 = 1;
 /// Label by which the runtime knows a container's pod, and the one for its name.
@@ -49,10 +53,24 @@ const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 pub trait ActivePods: Send + Sync {
     /// Returns the pods that run or are to run, without those that are being stopped.
     fn running(&self) -> Vec<Arc<Pod>>;
-    /// Stops a pod for good, with the reason `Evicted`. Does not wait; may be repeated.
+    /// Returns the pods that are being stopped, for whatever reason.
+    fn stopping(&self) -> Vec<Stopping>;
+    /// Stops a pod for good, with the reason `Evicted`; one that is being stopped for another reason gets the shorter grace
+    /// period, from its beginning on, and keeps its reason. Does not wait; may be repeated.
     fn evict(&self, pod: &Arc<Pod>, eviction: Eviction);
     /// Returns the pods that were evicted and have not ended, before a restart of the agent too.
     fn evicting(&self) -> Vec<Evicting>;
+}
+
+/// A pod that is being stopped.
+#[derive(Clone, Debug)]
+pub struct Stopping {
+    /// The pod.
+    pub pod: Arc<Pod>,
+    /// Its grace period.
+    pub grace_seconds: i64,
+    /// The end of that.
+    pub deadline: Stamp,
 }
 
 /// Parameters of a pod's eviction.
@@ -91,6 +109,28 @@ struct Watched {
     under_way: HashSet<PodUid>,
     /// Number of consecutive measurements that a pod itself made incomplete.
     missed: HashMap<PodUid, u32>,
+    /// When a pod whose measurement took long is to be measured again.
+    rests: HashMap<PodUid, Instant>,
+}
+
+impl Watched {
+    /// Ends the measurement of a pod. One that takes long takes most of the time of nobody: the pod then rests
+    /// [`REST`] times as long.
+    fn measured(&mut self, uid: &PodUid, took: Duration, now: Instant) {
+        self.under_way.remove(uid);
+        let rest = took.saturating_mul(REST).min(LONGEST_REST);
+        if rest > PERIOD {
+            self.rests.insert(uid.clone(), now + rest);
+        } else {
+            self.rests.remove(uid);
+        }
+    }
+
+    /// Begins a measurement, unless one is under way or the pod rests.
+    fn begin(&mut self, uid: &PodUid, now: Instant) -> bool {
+        let rests = self.rests.get(uid).is_some_and(|until| now < *until);
+        !rests && self.under_way.insert(uid.clone())
+    }
 }
 
 /// Result of one measurement of a pod.
@@ -126,7 +166,7 @@ impl LocalStorage {
         }
     }
 
-    /// Looks every ten seconds, at each pod beside the others, until `token` is cancelled. Dropping it in between loses nothing
+    /// Looks every ten seconds, at each pod beside the others, at one whose measurement takes long up to a minute apart, until `token` is cancelled. Dropping it in between loses nothing
     /// but the number of looks that failed.
     pub async fn run(self, token: CancellationToken) {
         let mut ticks = tokio::time::interval(PERIOD);
@@ -141,8 +181,8 @@ impl LocalStorage {
                     let due = self.due(&mut watched);
                     looks.extend(due.into_iter().map(|(pod, wanted)| self.look(pod, wanted)));
                 }
-                Some((pod, found)) = looks.next() => {
-                    watched.under_way.remove(&pod.uid());
+                Some((pod, found, took)) = looks.next() => {
+                    watched.measured(&pod.uid(), took, Instant::now());
                     if let Some(found) = found {
                         self.judge(&pod, &found, &mut watched.missed);
                     }
@@ -156,13 +196,15 @@ impl LocalStorage {
         let running = self.pods.running();
         let uids: HashSet<PodUid> = running.iter().map(|pod| pod.uid()).collect();
         watched.missed.retain(|uid, _| uids.contains(uid));
+        watched.rests.retain(|uid, _| uids.contains(uid));
+        let now = Instant::now();
         let mut due = Vec::new();
         for pod in running {
             let wanted = eviction::wanted(&pod);
             if wanted.is_empty() || pod.is_deleting() {
                 continue;
             }
-            if watched.under_way.insert(pod.uid()) {
+            if watched.begin(&pod.uid(), now) {
                 due.push((pod, wanted));
             }
         }
@@ -205,25 +247,29 @@ impl LocalStorage {
         self.pods.evict(pod, eviction);
     }
 
-    async fn look(&self, pod: Arc<Pod>, wanted: Wanted) -> (Arc<Pod>, Option<Found>) {
-        let found = self.measure(&pod, wanted).await;
-        (pod, found)
+    async fn look(&self, pod: Arc<Pod>, wanted: Wanted) -> (Arc<Pod>, Option<Found>, Duration) {
+        let (found, took) = self.measure(&pod, wanted).await.unzip();
+        (pod, found, took.unwrap_or_default())
     }
 
-    async fn measure(&self, pod: &Arc<Pod>, wanted: Wanted) -> Option<Found> {
+    /// Measures a pod. The second part is how long its files took, without the wait for a turn.
+    async fn measure(&self, pod: &Arc<Pod>, wanted: Wanted) -> Option<(Found, Duration)> {
         let uid = pod.uid();
         let containers = match wanted.containers {
             true => self.layers(&uid).await?,
             false => BTreeMap::new(),
         };
         let places = self.places(pod, wanted, containers.keys());
-        let walked = self.walks.run(&uid, move |stop| walk(&places, stop)).await;
-        match walked {
-            Ok(mut found) => {
+        let walked = self.walks.run(&uid, move |stop| {
+            let begun = Instant::now();
+            (walk(&places, stop), begun.elapsed())
+        });
+        match walked.await {
+            Ok((mut found, took)) => {
                 for (name, layer) in containers {
                     container(&mut found.usage, &name).rootfs = layer;
                 }
-                Some(found)
+                Some((found, took))
             }
             Err(error @ WalkError::Busy) => {
                 debug!(pod = %uid, %error, "cannot measure the pod's local storage");
@@ -236,7 +282,8 @@ impl LocalStorage {
         }
     }
 
-    /// Writable layers by container, as the runtime knows them; `None` when it does not say.
+    /// Writable layers of the containers that run, as the runtime knows them; `None` when it does not say. Upstream:
+    /// `removeTerminatedContainers`.
     async fn layers(&self, uid: &PodUid) -> Option<BTreeMap<String, u64>> {
         let filter = v1::ContainerStatsFilter {
             label_selector: [(POD_UID.to_owned(), uid.to_string())].into(),
@@ -249,17 +296,21 @@ impl LocalStorage {
                 return None;
             }
         };
-        let mut layers: BTreeMap<String, u64> = BTreeMap::new();
-        for of in stats {
-            let labels = of.attributes.map(|a| a.labels).unwrap_or_default();
-            let Some(name) = labels.get(CONTAINER_NAME) else {
-                continue;
-            };
-            let layer = of.writable_layer.and_then(|l| l.used_bytes);
-            let entry = layers.entry(name.clone()).or_default();
-            *entry = entry.saturating_add(layer.map_or(0, |b| b.value));
-        }
-        Some(layers)
+        let filter = v1::ContainerFilter {
+            label_selector: [(POD_UID.to_owned(), uid.to_string())].into(),
+            state: Some(v1::ContainerStateValue {
+                state: v1::ContainerState::ContainerRunning.into(),
+            }),
+            ..Default::default()
+        };
+        let running: HashSet<String> = match self.cri.list_containers(Some(filter)).await {
+            Ok(running) => running.into_iter().map(|c| c.id).collect(),
+            Err(error) => {
+                debug!(pod = %uid, %error, "cannot list the pod's containers");
+                return None;
+            }
+        };
+        Some(layers_of(stats, &running))
     }
 
     fn places<'a>(
@@ -341,6 +392,23 @@ fn walk(places: &[(Place, PathBuf)], stop: &Stop) -> Found {
 
 fn container<'a>(usage: &'a mut StorageUsage, name: &str) -> &'a mut ContainerUsage {
     usage.containers.entry(name.to_owned()).or_default()
+}
+
+/// Writable layers by container, of those that run.
+fn layers_of(stats: Vec<v1::ContainerStats>, running: &HashSet<String>) -> BTreeMap<String, u64> {
+    let mut layers: BTreeMap<String, u64> = BTreeMap::new();
+    for of in stats {
+        let Some(attributes) = of.attributes.filter(|a| running.contains(&a.id)) else {
+            continue;
+        };
+        let Some(name) = attributes.labels.get(CONTAINER_NAME) else {
+            continue;
+        };
+        let layer = of.writable_layer.and_then(|l| l.used_bytes);
+        let entry = layers.entry(name.clone()).or_default();
+        *entry = entry.saturating_add(layer.map_or(0, |b| b.value));
+    }
+    layers
 }
 
 #[cfg(test)]

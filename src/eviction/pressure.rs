@@ -14,7 +14,7 @@
 //! Nothing holds up the observation: garbage is removed beside it, disks are measured beside it, and a store that does not
 //! answer records beside it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::{ActivePods, Evicting, Eviction};
+use super::{ActivePods, Evicting, Eviction, Stopping};
 use crate::core::node_status::Pressure;
 use crate::core::pressure::report::{Reclaim, Report, Victim};
 use crate::core::pressure::{
@@ -296,9 +296,10 @@ impl NodePressure {
     fn follow(&mut self, pods: &dyn ActivePods) {
         let mut evicting = pods.evicting();
         // Its decision may take a while to be on record.
-        let running = pods.running();
-        let is_running = |uid: &PodUid| running.iter().any(|pod| pod.uid() == *uid);
-        self.ordered = self.ordered.take().filter(|(uid, _)| is_running(uid));
+        let (running, stopping) = (pods.running(), pods.stopping());
+        let stopping = stopping.iter().map(|s| &s.pod);
+        let known: HashSet<PodUid> = running.iter().chain(stopping).map(|p| p.uid()).collect();
+        self.ordered = self.ordered.take().filter(|(uid, _)| known.contains(uid));
         evicting.extend(self.ordered.iter().map(|(_, order)| *order));
         if self.evicting.iter().any(|pod| !evicting.contains(pod)) {
             self.settled = Some(self.options.clock.now());
@@ -411,7 +412,18 @@ impl NodePressure {
             );
             return false;
         };
-        let running = pods.running();
+        let grace_of = |pod: &Pod| {
+            let own = pod.spec_ref().termination_grace_period_seconds;
+            threshold.pod_grace(options.rules.max_pod_grace, own)
+        };
+        let mut running = pods.running();
+        running.retain(|pod| !pod.is_deleting());
+        // A pod that leaks may have hours to end: before others go, it ends as fast as they would.
+        let is_slow = |s: &Stopping| {
+            s.grace_seconds > grace_of(&s.pod) && !s.deadline.reached(options.clock.now())
+        };
+        let stopping = pods.stopping().into_iter().filter(is_slow);
+        running.extend(stopping.map(|s| s.pod));
         let candidates: Vec<Candidate<'_>> = running
             .iter()
             .filter_map(|pod| {
@@ -433,8 +445,7 @@ impl NodePressure {
             return false;
         };
         let message = pressure::message(threshold, figure, &chosen);
-        let own = pod.spec_ref().termination_grace_period_seconds;
-        let grace = threshold.pod_grace(options.rules.max_pod_grace, own);
+        let grace = grace_of(pod);
         let label = EvictionLabel {
             eviction_signal: signal.name().to_owned(),
         };

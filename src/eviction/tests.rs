@@ -24,6 +24,10 @@ impl ActivePods for Pods {
         drop(self.evicted.send(eviction.message));
     }
 
+    fn stopping(&self) -> Vec<Stopping> {
+        Vec::new()
+    }
+
     fn evicting(&self) -> Vec<Evicting> {
         Vec::new()
     }
@@ -133,4 +137,44 @@ async fn a_pod_is_measured_once_at_a_time() {
     watched.missed.insert(PodUid::new("gone"), 2);
     assert_eq!(world.storage.due(&mut watched).len(), 1);
     assert!(watched.missed.is_empty());
+}
+
+#[test]
+fn containers_that_have_ended_count_for_no_limit() {
+    let of = |id: &str, name: &str, bytes: u64| v1::ContainerStats {
+        attributes: Some(v1::ContainerAttributes {
+            id: id.to_owned(),
+            labels: [(CONTAINER_NAME.to_owned(), name.to_owned())].into(),
+            ..Default::default()
+        }),
+        writable_layer: Some(v1::FilesystemUsage {
+            used_bytes: Some(v1::UInt64Value { value: bytes }),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let stats = vec![
+        of("c0", "c", 700),
+        of("c1", "c", 600),
+        of("i0", "init", 500),
+    ];
+    let running = HashSet::from(["c1".to_owned()]);
+    let layers = layers_of(stats, &running);
+    assert_eq!(layers, BTreeMap::from([("c".to_owned(), 600)]));
+}
+
+#[test]
+fn a_pod_that_takes_long_to_measure_rests_in_between() {
+    let (mut watched, uid) = (Watched::default(), PodUid::new("u"));
+    let begun = Instant::now();
+    let at = |seconds| begun + Duration::from_secs(seconds);
+    assert!(watched.begin(&uid, begun));
+    watched.measured(&uid, Duration::from_secs(4), at(4));
+    assert!(!watched.begin(&uid, at(10)) && !watched.begin(&uid, at(43)));
+    assert!(watched.begin(&uid, at(44)));
+    watched.measured(&uid, Duration::from_secs(600), at(644));
+    assert!(!watched.begin(&uid, at(700)));
+    assert!(watched.begin(&uid, at(704)));
+    watched.measured(&uid, Duration::from_millis(900), at(705));
+    assert!(watched.begin(&uid, at(706)));
 }

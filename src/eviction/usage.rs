@@ -18,6 +18,7 @@ use nix::fcntl::{AtFlags, OFlag, open, openat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat};
 
 use crate::types::beneath;
+use crate::types::mount_root::is_mount_root;
 
 /// Bytes of a block as `st_blocks` counts them.
 const BLOCK: u64 = 512;
@@ -28,7 +29,7 @@ const HELD: usize = 64 << 20;
 /// Approximate cost of a directory on the way down, in bytes of `HELD`.
 const LEVEL: usize = 128;
 /// Cost of a hard link, in bytes of `HELD`.
-const LINK: usize = 16;
+const LINK: usize = 32;
 
 /// Disk usage of a directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -121,7 +122,7 @@ struct Walk<'a> {
     held: usize,
     device: u64,
     /// Files with several names that were counted.
-    links: HashSet<u64>,
+    links: HashSet<(u64, u64)>,
     found: Measured,
 }
 
@@ -251,14 +252,15 @@ impl Walk<'_> {
             Err(Errno::ENOENT) => return,
             Err(error) => return self.miss(error.into()),
         };
-        if seen.st_dev != self.device || is_dir(&seen) {
+        let is_other = || seen.st_dev != self.device && is_mount_root(dir, name).unwrap_or(true);
+        if is_dir(&seen) || is_other() {
             return;
         }
         if seen.st_nlink > 1 {
-            if self.links.contains(&seen.st_ino) || !self.hold(LINK) {
+            if self.links.contains(&(seen.st_dev, seen.st_ino)) || !self.hold(LINK) {
                 return;
             }
-            self.links.insert(seen.st_ino);
+            self.links.insert((seen.st_dev, seen.st_ino));
         }
         self.count(&seen);
     }

@@ -43,6 +43,65 @@ fn usage_is_what_the_disk_gives_not_what_files_claim() {
 }
 
 #[test]
+fn files_of_an_overlay_over_several_file_systems_count() {
+    use nix::mount::{MntFlags, MsFlags, mount, umount2};
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    for name in ["lower/sub", "other", "merged"] {
+        fs::create_dir_all(at(name)).unwrap();
+    }
+    let none: Option<&str> = None;
+    if mount(
+        Some("x"),
+        &at("other"),
+        Some("tmpfs"),
+        MsFlags::empty(),
+        none,
+    )
+    .is_err()
+    {
+        return; // Only root may mount.
+    }
+    for name in ["other/upper", "other/work"] {
+        fs::create_dir(at(name)).unwrap();
+    }
+    let options = format!(
+        "lowerdir={},upperdir={},workdir={},xino=off",
+        at("lower").display(),
+        at("other/upper").display(),
+        at("other/work").display()
+    );
+    let mounted = mount(
+        Some("x"),
+        &at("merged"),
+        Some("overlay"),
+        MsFlags::empty(),
+        Some(&*options),
+    );
+    if mounted.is_ok() {
+        fs::write(at("merged/sub/file"), vec![1_u8; 1 << 20]).unwrap();
+        let counted = bytes(&at("merged/sub"));
+        assert!((1 << 20..2 << 20).contains(&counted), "{counted}");
+        // What is mounted there is somebody else's.
+        fs::write(at("big"), vec![1_u8; 4 << 20]).unwrap();
+        fs::write(at("merged/sub/place"), "").unwrap();
+        mount(
+            Some(&at("big")),
+            &at("merged/sub/place"),
+            none,
+            MsFlags::MS_BIND,
+            none,
+        )
+        .unwrap();
+        let counted = bytes(&at("merged/sub"));
+        umount2(&at("merged/sub/place"), MntFlags::MNT_DETACH).unwrap();
+        assert!((1 << 20..2 << 20).contains(&counted), "{counted}");
+        umount2(&at("merged"), MntFlags::MNT_DETACH).unwrap();
+    }
+    umount2(&at("other"), MntFlags::MNT_DETACH).unwrap();
+}
+
+#[test]
 fn a_tree_deeper_than_any_path_is_measured() {
     let dir = tempfile::tempdir().unwrap();
     let mut at = open(dir.path(), readable(), Mode::empty()).unwrap();

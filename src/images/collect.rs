@@ -23,8 +23,8 @@ use super::{ImageManager, ImageService, normalize, prune};
 use crate::core::image_gc::report::{Judged, Report};
 use crate::core::image_gc::{self, Ages, Disk, Policy, Unused};
 use crate::core::images::{self, FilesState};
-use crate::core::state::{ImageRecord, State, Transaction};
-use crate::kuberuntime::cri::CriError;
+use crate::core::state::{ImageRecord, State, Transaction, WorkerPhase, WorkerRecord};
+use crate::kuberuntime::cri::{CriError, CriErrorKind};
 use crate::store::{CommitError, Store};
 use crate::types::events::{Event, EventRecorder, EventType};
 use crate::types::metrics::ReasonLabel;
@@ -59,7 +59,7 @@ pub enum CollectError {
     },
 }
 
-/// The images that wanted pods name, as they are written there.
+/// The images that wanted pods name which are not over, as they are written there.
 pub type WantedImages = Arc<dyn Fn() -> HashSet<String> + Send + Sync>;
 
 /// Returns whether the wanted pods are known.
@@ -77,6 +77,16 @@ pub struct Collection {
     pub recorder: Arc<dyn EventRecorder>,
     /// Records.
     pub store: Store,
+}
+
+/// Returns whether a pod needs its images no more: it is over, for all time. A static pod is not: its manifest may be changed
+/// or the machine rebooted.
+pub fn is_over(pod: &Pod, seen: &State) -> bool {
+    let finished = || {
+        let record = seen.record::<WorkerRecord>(pod.uid().as_str());
+        record.is_some_and(|worker| matches!(worker.phase, WorkerPhase::Finished { .. }))
+    };
+    !pod.is_static() && (pod.phase_is_terminal() || finished())
 }
 
 /// Returns the images that these pods name: of containers of all kinds and of image volumes.
@@ -444,9 +454,18 @@ impl<S: ImageService> Look<'_, S> {
     async fn is_wanted(&mut self, id: &str) -> Result<bool, CollectError> {
         for name in (self.collection.wanted)() {
             if !self.wanted.contains_key(&name) {
-                let found = self.service.image_status(&name).await?;
-                self.wanted
-                    .insert(name.clone(), found.map(|found| found.id));
+                match self.service.image_status(&name).await {
+                    Ok(found) => {
+                        let id = found.map(|found| found.id);
+                        self.wanted.insert(name.clone(), id);
+                    }
+                    Err(error) if is_momentary(&error) => return Err(error.into()),
+                    // The pod cannot start from an image that the runtime does not find by this name. It is asked for again
+                    // before each removal.
+                    Err(error) => {
+                        tracing::debug!(image = name, %error, "the runtime does not know an image by the name that a pod has for it");
+                    }
+                }
             }
             let found = self.wanted.get(&name).and_then(|found| found.as_deref());
             if found == Some(id) {
@@ -455,6 +474,12 @@ impl<S: ImageService> Look<'_, S> {
         }
         Ok(false)
     }
+}
+
+/// Returns whether an error says nothing about the name that was asked for.
+fn is_momentary(error: &CriError) -> bool {
+    use CriErrorKind::{DeadlineExceeded, ResourceExhausted};
+    error.is_unavailable() || [DeadlineExceeded, ResourceExhausted].contains(&error.kind)
 }
 
 fn without(images: Vec<Unused>, ids: &HashSet<String>) -> Vec<Unused> {

@@ -57,7 +57,7 @@ use tokio::sync::Semaphore;
 
 pub use account::ServiceAccounts;
 pub use archive::{ArchiveError, images_in};
-pub use collect::{CollectError, Collection, KnowsPods, WantedImages, images_named};
+pub use collect::{CollectError, Collection, KnowsPods, WantedImages, images_named, is_over};
 pub use credentials::{CredentialError, CredentialProviders, CredentialSettings};
 pub use error::{ImageError, ImageErrorReason};
 pub use files::{archive_of, qualified};

@@ -308,7 +308,7 @@ impl ImageManager {
     }
 
     /// Looks at the directory, and imports what is new or missing. Returns whether another look is due soon: a file may
-    /// still be written, or the directory is not mounted.
+    /// still be written, the directory is not mounted, or the runtime is not ready to import.
     ///
     /// # Errors
     /// When it cannot be recorded; the next look goes on.
@@ -349,11 +349,11 @@ impl ImageManager {
                 .as_ref()
                 .is_none_or(|p| p.contains(&qualified(image)))
         };
-        let (mut due, mut is_written) = (Vec::new(), false);
+        let (mut due, mut is_due) = (Vec::new(), false);
         for listed in found {
             let record = record_of(&store.snapshot(), &listed.name);
             match images::archive_step(record.as_ref(), listed.stamp, is_first, is_present) {
-                ArchiveStep::Read if is_young(listed.stamp, self.clock.now()) => is_written = true,
+                ArchiveStep::Read if is_young(listed.stamp, self.clock.now()) => is_due = true,
                 ArchiveStep::Read => {
                     due.extend(self.read_archive(preload, listed, store, recorder).await?);
                 }
@@ -378,10 +378,12 @@ impl ImageManager {
             if is_done && self.has_all(&archive, service).await {
                 continue;
             }
-            self.import(preload, &archive, service, store, &report)
+            let done = self
+                .import(preload, &archive, service, store, &report)
                 .await?;
+            is_due |= done == Import::Postponed;
         }
-        Ok(is_written)
+        Ok(is_due)
     }
 
     /// Lists the directory, and watches it from then on.
@@ -415,6 +417,11 @@ impl ImageManager {
         store: &Store,
         recorder: &dyn EventRecorder,
     ) -> Result<Option<Archive>, CommitError> {
+        let known = preload.known().get(&listed.name).cloned();
+        if let Some(known) = known.filter(|known| known.stamp == listed.stamp) {
+            // It was read, and waits for the runtime.
+            return Ok(Some(known));
+        }
         let (path, problem) = (listed.path.clone(), listed.problem.take());
         let read = blocking::run_in(&READS, move || match problem {
             Some(problem) => Err(problem),
@@ -447,7 +454,11 @@ impl ImageManager {
         true
     }
 
-    /// Imports an archive; the caller has the turn.
+    /// Imports an archive; the caller has the turn. One that cannot be imported is refused and recorded; one that the runtime is
+    /// not ready for stays as it is.
+    ///
+    /// # Errors
+    /// When it cannot be recorded.
     async fn import<S: ImageService>(
         &self,
         preload: &Preload,
@@ -455,7 +466,15 @@ impl ImageManager {
         service: &S,
         store: &Store,
         report: &Reporter<'_>,
-    ) -> Result<(), CommitError> {
+    ) -> Result<Import, CommitError> {
+        if let Err(error) = service.before_pulls(&archive.name).await {
+            let text = error.to_string();
+            if preload.pace.is_due(&archive.name, &text, self.clock.now()) {
+                tracing::warn!(archive = archive.name, %error, "cannot import an archive yet, retrying");
+            }
+            return Ok(Import::Postponed);
+        }
+        preload.pace.over(&archive.name);
         // What a power cut left behind must not pass for what this import brings: the runtime believes it.
         for image in &archive.images {
             self.settle(Some(image.as_str()), service, store, report)
@@ -470,8 +489,6 @@ impl ImageManager {
         fail::fail_point!("images::preload::after_begin");
         tracing::info!(archive = archive.name, images = ?archive.images, "importing an archive");
         let import = || async {
-            let ready = service.before_pulls(&archive.name).await;
-            ready.map_err(|error| error.to_string())?;
             let imported = preload.importer.import(&archive.path, &archive.images);
             imported.await.map_err(|error| error.to_string())
         };
@@ -520,14 +537,16 @@ impl ImageManager {
                     }
                 }
                 self.record_import(archive, &ids, is_synced, store, report)
-                    .await
+                    .await?;
             }
             Err(why) => {
                 self.record_failure(works, service, store).await?;
                 let of = (archive.name.as_str(), archive.stamp);
-                self.refuse(preload, of, why, store, report.recorder).await
+                self.refuse(preload, of, why, store, report.recorder)
+                    .await?;
             }
         }
+        Ok(Import::Decided)
     }
 
     /// Records that the images of an archive are about to come.
@@ -759,6 +778,15 @@ impl Listed {
             images,
         }
     }
+}
+
+/// Result of an import.
+#[derive(PartialEq, Eq)]
+enum Import {
+    /// It is imported or refused.
+    Decided,
+    /// The runtime is not ready.
+    Postponed,
 }
 
 /// Result of listing the directory.

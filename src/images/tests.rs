@@ -48,6 +48,8 @@ struct Fake {
     present: Mutex<HashSet<String>>,
     fail: Mutex<Option<String>>,
     fail_inspect: Mutex<bool>,
+    /// Names that the runtime cannot resolve.
+    unresolvable: Mutex<HashSet<String>>,
     fail_list: Mutex<bool>,
     fail_removal: Mutex<bool>,
     pulls: AtomicU32,
@@ -123,6 +125,9 @@ impl ImageService for FakeService {
     async fn image_status(&self, image: &str) -> Result<Option<v1::Image>, CriError> {
         if *self.0.fail_inspect.lock().unwrap() {
             return Err(failure("inspection broke"));
+        }
+        if self.0.unresolvable.lock().unwrap().contains(image) {
+            return Err(failure("short-name did not resolve to an alias"));
         }
         let image = image.strip_prefix("ref-of-").unwrap_or(image);
         let id = if image.starts_with("id-of-") {

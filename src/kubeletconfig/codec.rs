@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::builder::{ValueParser, ValueParserFactory};
-use clap::{Arg, ArgAction, ArgMatches, value_parser};
+use clap::builder::{OsStringValueParser, TypedValueParser, ValueParser, ValueParserFactory};
+use clap::{Arg, ArgAction, ArgMatches};
 use serde_json::{Value as Json, json};
 
 use super::decode::{Reader, parse_ip, strings_of};
@@ -406,7 +406,12 @@ fn show_path(value: &Option<PathBuf>) -> Json {
 }
 
 fn path_arg(arg: Arg) -> Arg {
-    arg.value_parser(value_parser!(PathBuf))
+    arg.value_parser(path())
+}
+
+/// A path that may be empty, as Go's flags take it; clap's own parser refuses that.
+pub(super) fn path() -> impl TypedValueParser<Value = PathBuf> {
+    OsStringValueParser::new().map(PathBuf::from)
 }
 
 fn given_path(flag: Given<'_>) -> Result<Option<Option<PathBuf>>, String> {
@@ -435,10 +440,19 @@ pub(super) const INTS: Plain<Vec<i32>> = Plain::new(|r, _| r.ints(), |value| jso
     |arg| {
         arg.action(ArgAction::Append)
             .value_delimiter(',')
-            .value_parser(value_parser!(i32))
+            .value_parser(number_or_none)
     },
-    |flag| Ok(flag.all()),
+    |flag| {
+        let given = flag.all::<Option<i32>>();
+        Ok(given.map(|given| given.into_iter().flatten().collect()))
+    },
 );
+
+/// Reads a number; an empty text is none.
+fn number_or_none(text: &str) -> Result<Option<i32>, String> {
+    let number = (!text.is_empty()).then(|| text.parse().map_err(|error| format!("{error}")));
+    number.transpose()
+}
 
 /// A list of IP addresses.
 pub(super) const ADDRESSES: Plain<Vec<IpAddr>> =

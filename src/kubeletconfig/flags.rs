@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use clap::{Arg, ArgMatches, Command};
 
-use super::codec::Given;
+use super::codec::{Given, path};
 use super::decode::{Settings, parse_ip};
 use super::duration::parse_duration;
 use super::fields::{self, Setting};
@@ -53,19 +53,19 @@ const ORDER: &str = "\
 #[command(args_override_self = true)]
 pub struct KubeletFlags {
     /// Directory for pod volumes and other files of the node [default: /var/lib/kubelet]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = path())]
     pub root_dir: Option<PathBuf>,
 
     /// Directory of the store; one agent per directory [default: /var/lib/holdfast]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = path())]
     pub state_dir: Option<PathBuf>,
 
     /// KubeletConfiguration file; flags win over it
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = path())]
     pub config: Option<PathBuf>,
 
     /// Directory of drop-ins (*.conf), which win over --config and lose against flags
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = path())]
     pub config_dir: Option<PathBuf>,
 
     /// Node name to use instead of the host name
@@ -77,7 +77,7 @@ pub struct KubeletFlags {
     pub runonce: Option<bool>,
 
     /// Write logs to this file instead of standard error; SIGHUP reopens it
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = path())]
     pub log_file: Option<PathBuf>,
 
     /// IP address of the node, or two of different families separated by a comma
@@ -89,7 +89,7 @@ pub struct KubeletFlags {
     pub node_labels: Vec<Labels>,
 
     /// Directory of the links to container logs [default: /var/log/containers]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = path())]
     pub container_logs_dir: Option<PathBuf>,
 
     /// Age a dead container has before it may be removed [default: 0s]
@@ -121,32 +121,32 @@ pub struct KubeletFlags {
     pub device_readiness: Option<DeviceReadiness>,
 
     /// Kubeconfig of the API server to join; without one, static pods only
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = path())]
     pub kubeconfig: Option<PathBuf>,
 
     /// Kubeconfig used to request a client certificate while --kubeconfig does not exist or has expired
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = path())]
     pub bootstrap_kubeconfig: Option<PathBuf>,
 
     /// Kubeconfig used to request a client certificate when the node's has expired and the bootstrap kubeconfig gives none;
     /// the systemd credential holdfast.lifeline wins
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = path())]
     pub lifeline_kubeconfig: Option<PathBuf>,
 
     /// Directory of requested and self-signed certificates [default: pki in the root directory]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = path())]
     pub cert_dir: Option<PathBuf>,
 
     /// Key that secrets on disk are encrypted with; the systemd credential holdfast.secrets-key wins
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = path())]
     pub secrets_key_file: Option<PathBuf>,
 
     /// CredentialProviderConfig file: programs that provide credentials of registries
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = path())]
     pub image_credential_provider_config: Option<PathBuf>,
 
     /// Directory of these programs
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = path())]
     pub image_credential_provider_bin_dir: Option<PathBuf>,
 
     /// Component that initialises the node: empty for none, external for a cloud controller manager
@@ -164,6 +164,30 @@ pub struct KubeletFlags {
     /// Flags that override a field of the configuration file.
     #[command(flatten)]
     pub fields: FieldFlags,
+}
+
+impl KubeletFlags {
+    /// The same flags; a path that is empty is not given, as upstream.
+    pub(super) fn without_empty_paths(mut self) -> Self {
+        for path in [
+            &mut self.root_dir,
+            &mut self.state_dir,
+            &mut self.config,
+            &mut self.config_dir,
+            &mut self.log_file,
+            &mut self.container_logs_dir,
+            &mut self.kubeconfig,
+            &mut self.bootstrap_kubeconfig,
+            &mut self.lifeline_kubeconfig,
+            &mut self.cert_dir,
+            &mut self.secrets_key_file,
+            &mut self.image_credential_provider_config,
+            &mut self.image_credential_provider_bin_dir,
+        ] {
+            path.take_if(|path| path.as_os_str().is_empty());
+        }
+        self
+    }
 }
 
 /// Flags that override a field of the configuration file, as [`super::fields::FIELDS`] declares them.

@@ -200,8 +200,9 @@ fn admin_socket(state_dir: &Path) -> PathBuf {
 /// # Errors
 /// [`ConfigError::Invalid`] with every problem at once; the other variants when something could not be read.
 pub fn resolve(flags: &KubeletFlags) -> Result<(AgentConfig, Vec<Warning>), ConfigError> {
+    let flags = flags.clone().without_empty_paths();
     let settings = read(flags.config.as_deref(), flags.config_dir.as_deref())?;
-    settle(settings, flags)
+    settle(settings, &flags)
 }
 
 /// As [`resolve`], with the content of the file at `path` in place of the files that `flags` name.
@@ -215,7 +216,7 @@ pub fn resolve_content(
 ) -> Result<(AgentConfig, Vec<Warning>), ConfigError> {
     let mut settings = Settings::default();
     take_content(&mut settings, path, content);
-    settle(settings, flags)
+    settle(settings, &flags.clone().without_empty_paths())
 }
 
 /// Lays the flags over the settings of the files and checks the result.

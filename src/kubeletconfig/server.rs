@@ -36,7 +36,11 @@ impl fmt::Display for TlsVersion {
 impl FromStr for TlsVersion {
     type Err = String;
 
+    /// An empty text is the default.
     fn from_str(text: &str) -> Result<Self, String> {
+        if text.is_empty() {
+            return Ok(Self::default());
+        }
         [Self::Tls10, Self::Tls11, Self::Tls12, Self::Tls13]
             .into_iter()
             .find(|version| version.to_string() == text)

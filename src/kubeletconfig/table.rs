@@ -348,7 +348,7 @@ fields! {
     /// Owner of the cgroup tree.
     cgroup_driver: CgroupDriver = CgroupDriver::default(),
     ["cgroupDriver": String = names(),
-        "`cgroupfs` or `systemd`; must be what the runtime uses. One that says what it uses (containerd 2.0, CRI-O 1.28) and differs is told of: event `CgroupDriverMismatch`. With `systemd`, slices of pods are units whose limits are set over D-Bus, and systemd has to be PID 1: elsewhere they are directories with the names of slices. Whatever else changes their limits is corrected within a minute, with the event `CgroupLimitsCorrected`.";
+        "`cgroupfs` or `systemd`; must be what the runtime uses. A runtime that reports what it uses (containerd 2.0, CRI-O 1.28) wins over it, as with the kubelet. With `systemd`, slices of pods are units whose limits are set over D-Bus, and systemd has to be PID 1: elsewhere they are directories with the names of slices. Whatever else changes their limits is corrected within a minute, with the event `CgroupLimitsCorrected`.";
         .flag("cgroup-driver", "DRIVER", "Who owns the cgroup tree: cgroupfs or systemd; must match the runtime [default: cgroupfs]")]
     /// Policy of the CPU manager.
     cpu_manager_policy: CpuManagerPolicy = CpuManagerPolicy::default(),

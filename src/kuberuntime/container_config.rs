@@ -4,7 +4,7 @@
 //! [`build`] is pure. [`prepare_files`] writes the managed hosts file and makes the termination message file before each
 //! create; both are below the pod's directory.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -54,6 +54,8 @@ pub struct ContainerInputs<'a> {
     pub remotes: &'a BTreeMap<String, Remote>,
     /// Host paths of its subPath mounts, by the index of the mount in its `volumeMounts`.
     pub sub_paths: &'a BTreeMap<usize, PathBuf>,
+    /// Volumes whose files have no SELinux labels that could be set.
+    pub without_labels: &'a BTreeSet<String>,
     /// True if the pod's runtime handler can mount read-only recursively.
     pub recursive_read_only: bool,
     /// Files on the node, see [`prepare_files`].

@@ -35,6 +35,15 @@ fn config_with(
     remotes: &BTreeMap<String, Remote>,
     ctx: &NodeContext,
 ) -> Result<ContainerConfig, ConfigError> {
+    config_of(container, remotes, &BTreeSet::new(), ctx)
+}
+
+fn config_of(
+    container: serde_json::Value,
+    remotes: &BTreeMap<String, Remote>,
+    without_labels: &BTreeSet<String>,
+    ctx: &NodeContext,
+) -> Result<ContainerConfig, ConfigError> {
     let pod = pod(container);
     let volumes = BTreeMap::from([
         ("v".to_owned(), PathBuf::from("/host/v")),
@@ -69,6 +78,7 @@ fn config_with(
             volumes: &volumes,
             remotes,
             sub_paths: &sub_paths,
+            without_labels,
             recursive_read_only: false,
             files: &files,
             isolation: Isolation::default(),
@@ -169,6 +179,10 @@ fn with_selinux_what_the_agent_makes_is_labelled_and_what_is_the_nodes_is_not() 
             "the mount of an image is not made here"
         );
     }
+    // The kernel refuses labels of files that have none.
+    let without = BTreeSet::from(["v".to_owned()]);
+    let config = config_of(container, &BTreeMap::new(), &without, &ctx).unwrap();
+    assert!(!config.message.mounts[0].selinux_relabel);
 }
 
 #[test]

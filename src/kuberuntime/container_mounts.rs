@@ -146,6 +146,7 @@ pub(super) fn of_volumes(
             propagation: propagation(mount, container).map_err(error)?.into(),
             selinux_relabel: ctx.selinux
                 && attributes.relabel
+                && !inputs.without_labels.contains(&mount.name)
                 && !is_labelled(pod, &mount.name, remote, ctx),
             ..Default::default()
         });

@@ -22,6 +22,8 @@ use crate::types::{PodExt, Stamp};
 pub const MAX_NAMESERVERS: usize = 3;
 /// Most search paths.
 pub const MAX_SEARCH_PATHS: usize = 32;
+/// Longest search path, in bytes. Upstream: `DNS1123SubdomainMaxLength`.
+const MAX_SEARCH_PATH: usize = 253;
 /// Most characters of all search paths, joined by spaces.
 pub const MAX_SEARCH_CHARS: usize = 2048;
 
@@ -82,7 +84,7 @@ pub struct ResolvConf {
     pub servers: Vec<String>,
     /// The last `search` line.
     pub searches: Vec<String>,
-    /// The last `options` line.
+    /// Of all `options` lines; of several with one name the last one.
     pub options: Vec<String>,
     /// Time of the file; `None` when it was not read from one.
     pub changed: Option<Changed>,
@@ -132,11 +134,18 @@ impl ResolvConf {
                         .map(str::to_owned)
                         .collect();
                 }
-                Some("options") => conf.options = words.map(str::to_owned).collect(),
+                Some("options") => words.for_each(|word| conf.set_option(word)),
                 _ => {}
             }
         }
         conf
+    }
+
+    /// Adds an option; of several with one name the last one counts.
+    fn set_option(&mut self, word: &str) {
+        let name = |option: &str| option.split(':').next().unwrap_or_default().to_owned();
+        self.options.retain(|option| name(option) != name(word));
+        self.options.push(word.to_owned());
     }
 
     /// Returns the configuration whose search domains a pod of the cluster's policy gets: the one behind systemd-resolved if it
@@ -473,6 +482,8 @@ fn fit(pod: &Pod, dns: &mut v1::DnsConfig, events: &mut Vec<Event>) {
         )));
     }
     let before = dns.searches.len();
+    // glibc 2.28 ends a process that looks a name up with a longer one.
+    dns.searches.retain(|path| path.len() <= MAX_SEARCH_PATH);
     dns.searches.truncate(MAX_SEARCH_PATHS);
     while dns.searches.join(" ").len() > MAX_SEARCH_CHARS {
         dns.searches.pop();
@@ -859,6 +870,23 @@ mod tests {
         );
         host.searches = vec!["x".repeat(2040)];
         assert!(configurer.check_limits(&host)[0].message.contains("length"));
+    }
+
+    #[test]
+    fn options_of_several_lines_add_up_and_the_last_of_a_name_counts() {
+        let text = b"options timeout:1 rotate\noptions attempts:3 timeout:2\n";
+        let conf = ResolvConf::parse(text);
+        assert_eq!(conf.options, ["rotate", "attempts:3", "timeout:2"]);
+    }
+
+    #[test]
+    fn a_search_path_that_is_too_long_for_a_resolver_is_left_out() {
+        let long = "x".repeat(254);
+        let own =
+            json!({"dnsPolicy": "None", "dnsConfig": {"searches": [long, "a", "y".repeat(253)]}});
+        let (dns, events) = configurer().pod_dns(&pod(own), &of_node()).unwrap();
+        assert_eq!(dns.searches, ["a".to_owned(), "y".repeat(253)]);
+        assert_eq!(events.len(), 1);
     }
 
     #[test]

@@ -84,7 +84,9 @@ pub fn evictable_containers(
             policy.max_per_container
         };
         for mut dead in dead_by_name(pod, keep == 0) {
-            let old = |c: &&ContainerStatus| c.created_at_ns <= newest_allowed;
+            let old = |c: &&ContainerStatus| {
+                policy.min_age.is_zero() || c.created_at_ns <= newest_allowed
+            };
             let of = |c: &ContainerStatus| (c.created_at_ns, evictable_of(pod, c));
             let rest = dead.split_off(keep.min(dead.len()));
             evictable.extend(rest.into_iter().filter(old).map(of));
@@ -117,7 +119,8 @@ fn dead_by_name(pod: &PodStatus, is_gone: bool) -> Vec<Vec<&ContainerStatus>> {
     }
     let mut all: Vec<_> = by_name.into_values().collect();
     for dead in &mut all {
-        dead.sort_by_key(|c| std::cmp::Reverse((c.created_at_ns, c.attempt)));
+        // By attempt first: the clock may have been set back meanwhile.
+        dead.sort_by_key(|c| std::cmp::Reverse((c.attempt, c.created_at_ns)));
     }
     all
 }
@@ -478,6 +481,22 @@ mod tests {
                 boottime_ms: 1,
                 wall_ms: 1,
             }
+        }
+    }
+
+    #[test]
+    fn the_newest_dead_container_stays_though_the_clock_was_set_back() {
+        for former in [9_000, 20_000] {
+            let mut containers = vec![
+                container("a0", "c", 0, ContainerState::Exited),
+                container("a1", "c", 1, ContainerState::Exited),
+            ];
+            containers[0].created_at_ns = former;
+            let pods = [pod("u", Vec::new(), containers)];
+            let policy = GcPolicy::default();
+            let go = evictable_containers(&pods, policy, &BTreeSet::new(), 10_000);
+            let go: Vec<_> = go.iter().map(|c| c.id.as_str()).collect();
+            assert_eq!(go, ["a0"], "created at {former}");
         }
     }
 

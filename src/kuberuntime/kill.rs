@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::pin::pin;
 use std::time::Duration;
 
-use futures::future::join_all;
+use futures::future::{BoxFuture, join_all};
 use k8s_openapi::api::core::v1::{ContainerPort, LifecycleHandler, Pod};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -32,7 +32,7 @@ use crate::types::events::{Event, EventRecorder, EventType, PodRef};
 use crate::types::runtime::{
     ContainerState, ContainerStatus, PodStatus, SandboxState, SandboxStatus,
 };
-use crate::types::{Clock, ContainerId, Pace, PodExt, Stamp};
+use crate::types::{Clock, ContainerId, Pace, PodExt, PodUid, Stamp};
 
 /// The least a container gets between SIGTERM and SIGKILL; upstream's `minimumGracePeriodInSeconds`.
 pub const MIN_STOP_TIMEOUT: Duration = Duration::from_secs(2);
@@ -149,6 +149,14 @@ pub struct Killer<'a> {
     pub clock: &'a dyn Clock,
     /// Log back-off of a stop that fails or has no answer.
     pub pace: &'a Pace,
+    /// Tells when containers end by themselves; `None` if nobody looks.
+    pub ends: Option<&'a dyn Ends>,
+}
+
+/// Tells when a container ends.
+pub trait Ends: Sync {
+    /// Returns once the container is seen not to run any more.
+    fn ended<'a>(&'a self, pod: &'a PodUid, id: &'a ContainerId) -> BoxFuture<'a, ()>;
 }
 
 /// Pod whose containers are stopped.
@@ -522,7 +530,19 @@ impl Killer<'_> {
             ip: of.ip(),
         };
         tracing::debug!("running the preStop hook");
-        let outcome = hooks::run(&hook.handler, target, self.cri).await;
+        let run = hooks::run(&hook.handler, target, self.cri);
+        let outcome = if let (Some(_), Some(ends)) = (&hook.handler.sleep, self.ends) {
+            // It waits for nobody else.
+            tokio::select! {
+                outcome = run => outcome,
+                () = ends.ended(&of.status.uid, &container.id) => {
+                    tracing::info!(container = name, "the container has ended, its preStop hook need not sleep any more");
+                    Ok(())
+                }
+            }
+        } else {
+            run.await
+        };
         if let Err(error) = &outcome {
             tracing::warn!(%error, "preStop hook failed");
             self.tell_failed_pre_stop(of, name);

@@ -305,7 +305,8 @@ pub fn sandbox_context(pod: &Pod) -> Result<v1::LinuxSandboxSecurityContext, Con
             .and_then(|c| c.se_linux_options.as_ref())
             .map(selinux),
         run_as_user: user.map(int64),
-        run_as_group: group.map(int64),
+        // A runtime takes no group without a user; the sandbox's process needs none.
+        run_as_group: user.and(group).map(int64),
         supplemental_groups,
         supplemental_groups_policy: policy.into(),
         privileged: containers_of(pod).any(|c| is_privileged(&c.container)),

@@ -678,6 +678,9 @@ fn the_sandbox_runs_as_the_pod_says_and_is_always_confined() {
     assert_eq!(got.selinux_options.unwrap().level, "s0");
     assert_eq!(profile_of(got.seccomp), "RuntimeDefault");
     assert!(got.privileged);
+    // No runtime takes a group without a user.
+    let group = pod(&json!({"runAsGroup": 2}), &json!({}), &json!({}));
+    assert_eq!(sandbox_context(&group).unwrap().run_as_group, None);
     let init = json!({"initContainers": [{"name": "i", "securityContext": {"privileged": true}}]});
     assert!(
         sandbox_context(&pod(&json!({}), &json!({}), &init))

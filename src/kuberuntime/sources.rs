@@ -231,6 +231,8 @@ pub struct Resolved {
     pub tokens: BTreeMap<TokenRef, PodToken>,
     /// Known sizes of the volume; `None` if it cannot be expanded.
     pub capacity: Option<Sizes>,
+    /// Reason why it cannot be mounted now: it is as it was mounted, without the secrets and tokens that mounting takes.
+    pub missing: Option<String>,
 }
 
 impl std::fmt::Debug for Resolved {

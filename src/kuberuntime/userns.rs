@@ -47,6 +47,19 @@ impl Range {
     }
 }
 
+/// Returns the range that a sandbox has, as the runtime shows it; `None` if it has none of its own or the runtime does not show it.
+pub fn of_sandbox(status: &v1::PodSandboxStatus) -> Option<Range> {
+    let namespaces = status.linux.as_ref()?.namespaces.as_ref()?;
+    let users = namespaces.options.as_ref()?.userns_options.as_ref()?;
+    let [mapping] = users.uids[..] else {
+        return None;
+    };
+    (users.mode() == v1::NamespaceMode::Pod && mapping.length > 0).then_some(Range {
+        host_id: mapping.host_id,
+        length: mapping.length,
+    })
+}
+
 /// Key of a pod's range in table `objects`.
 pub fn key(namespace: &str, uid: &PodUid) -> Key<Range> {
     Key::new(namespace, uid.as_str())

@@ -47,8 +47,10 @@ const BUS_PATH: &str = "/org/freedesktop/DBus";
 const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
 /// Asks systemd at its own socket, where it answers root although the bus is down.
 const SYSTEMCTL: &str = "systemctl";
-/// File that configures a longer delay.
-const DROP_IN: &str = "/etc/systemd/logind.conf.d/99-holdfast.conf";
+/// File that configures a longer delay. The last name of all directories wins, and unattended-upgrades has one of its own.
+const DROP_IN: &str = "/etc/systemd/logind.conf.d/zz-holdfast.conf";
+/// Former name of that file.
+const FORMER_DROP_IN: &str = "99-holdfast.conf";
 const SIGHUP: i32 = 1;
 
 /// `logind` or systemd did not do what it was asked.
@@ -83,7 +85,7 @@ pub enum LogindError {
     },
     /// `logind` allows less delay than it was asked for.
     #[error(
-        "logind allows a delay of {} s, {} s are needed; is InhibitDelayMaxSec set in a later file of /etc/systemd/logind.conf.d?",
+        "logind allows a delay of {} s, {} s are needed; is InhibitDelayMaxSec set in a logind.conf.d with a later name? `systemd-analyze cat-config systemd/logind.conf` shows that",
         allowed.as_secs(), wanted.as_secs()
     )]
     TooShort {
@@ -176,7 +178,11 @@ impl Logind {
         let owner = bus.owner_of(LOGIND).await?;
         let mut signals = bus.signals(owner).await?;
         self.keep_lock(&bus, lock).await;
-        let allowed = self.allow_delay(&bus).await;
+        let mut found = None;
+        let allowed = self.allow_delay(&bus, &mut found).await;
+        self.announcer
+            .delay
+            .send_replace(found.filter(|_| allowed.is_err()));
         self.short = allowed.err().map(|error| {
             warn!(%error, "pods may get less time than configured when the machine shuts down");
             error.to_string()
@@ -264,13 +270,14 @@ impl Logind {
         });
     }
 
-    /// Has `logind` allow as long a delay as the pods need. Upstream: `OverrideInhibitDelay`, `ReloadLogindConf`.
-    async fn allow_delay(&self, bus: &Bus) -> Result<(), LogindError> {
+    /// Has `logind` allow as long a delay as the pods need. `seen` is the delay that it allows, as soon as that is known. Upstream:
+    /// `OverrideInhibitDelay`, `ReloadLogindConf`.
+    async fn allow_delay(&self, bus: &Bus, seen: &mut Option<Duration>) -> Result<(), LogindError> {
         let allowed = || async {
             let micros: u64 = bus.property(LOGIND_OBJECT, "InhibitDelayMaxUSec").await?;
             Ok::<_, LogindError>(Duration::from_micros(micros))
         };
-        let mut found = allowed().await?;
+        let mut found = *seen.insert(allowed().await?);
         let Some(wanted) = shutdown::delay_to_ask_for(&self.periods, found) else {
             return Ok(());
         };
@@ -286,13 +293,19 @@ impl Logind {
                 path: self.drop_in.clone(),
                 source,
             })?;
+        let former = self.drop_in.with_file_name(FORMER_DROP_IN);
+        if let Err(error) = tokio::fs::remove_file(&former).await
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            warn!(file = %former.display(), %error, "cannot remove a file that is not used any more");
+        }
         let body = (LOGIND_UNIT, "all", SIGHUP);
         bus.call::<_, ()>(SYSTEMD_OBJECT, "KillUnit", &body).await?;
         let mut pause = FIRST_LOOK;
         for _ in 0..LOOKS {
             tokio::time::sleep(pause).await;
             pause *= 2;
-            found = allowed().await?;
+            found = *seen.insert(allowed().await?);
             if found >= wanted {
                 return Ok(());
             }

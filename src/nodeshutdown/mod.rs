@@ -95,6 +95,7 @@ fn in_force(announced: Announced, order: Option<Order>, is_local: bool) -> Annou
 pub struct Link {
     announced: watch::Receiver<Announced>,
     lock: watch::Receiver<Lock>,
+    delay: watch::Receiver<Option<Duration>>,
     released: Arc<watch::Sender<bool>>,
 }
 
@@ -107,6 +108,8 @@ pub struct Announcer {
     pub released: watch::Receiver<bool>,
     /// The lock that holds the machine back, for who asks.
     pub lock: watch::Sender<Lock>,
+    /// Time for which the machine waits for the node, if that is less than the pods need.
+    pub delay: watch::Sender<Option<Duration>>,
 }
 
 /// Makes a link.
@@ -114,9 +117,11 @@ pub fn link() -> (Announcer, Link) {
     let (announced, heard) = watch::channel(Announced::Unknown);
     let (release, released) = watch::channel(false);
     let (lock, seen) = watch::channel(Lock::default());
+    let (delay, allowed) = watch::channel(None);
     let link = Link {
         announced: heard,
         lock: seen,
+        delay: allowed,
         released: Arc::new(release),
     };
     (
@@ -124,6 +129,7 @@ pub fn link() -> (Announcer, Link) {
             announced,
             released,
             lock,
+            delay,
         },
         link,
     )
@@ -337,7 +343,7 @@ impl NodeShutdown {
     async fn begin(&mut self, order: Option<Order>) {
         let (local, periods) = match order {
             Some(Order::Drain(timeout)) => (true, self.periods_of_drain(timeout)),
-            Some(Order::Cancel) | None => (false, self.periods_within(Duration::MAX)),
+            Some(Order::Cancel) | None => (false, self.periods_of_machine()),
         };
         let record = ShutdownRecord {
             local,
@@ -382,6 +388,13 @@ impl NodeShutdown {
             (None, Some(periods)) => periods.clone(),
             (None, None) => self.periods_within(DRAIN.saturating_sub(last)),
         }
+    }
+
+    /// The groups of a shutdown of the machine: in the time for which it waits.
+    fn periods_of_machine(&self) -> Periods {
+        let delay = *self.options.link.delay.borrow();
+        let time = delay.map_or(Duration::MAX, |delay| delay.saturating_sub(SETTLE));
+        self.periods_within(time)
     }
 
     fn periods_within(&self, time: Duration) -> Periods {

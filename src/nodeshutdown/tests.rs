@@ -260,6 +260,26 @@ async fn critical_pods_are_stopped_after_all_others_and_then_the_machine_may_go_
 }
 
 #[tokio::test(start_paused = true)]
+async fn groups_are_shortened_together_where_the_machine_waits_less_than_configured() {
+    let mut world = World::new(&[("web", 0, 30), ("system", CRITICAL, 30)]);
+    world
+        .announcer
+        .delay
+        .send_replace(Some(Duration::from_secs(17)));
+    world.start();
+    world.announce(Announced::GoesDown);
+    // Of the 30 s that are configured, 15 s are left.
+    assert_eq!(
+        world.ordered(3).await,
+        [
+            order(0, "web", 10),
+            order(10, "web", 10),
+            order(10, "system", 5)
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn pods_that_do_not_end_hold_the_machine_as_long_as_configured() {
     let mut w = World::new(&[("a", 0, 30), ("critical", CRITICAL, 30)]);
     w.start();

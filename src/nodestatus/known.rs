@@ -44,13 +44,50 @@ impl Known {
         if let Some(recorded) = checkpoint.node() {
             node.set(Arc::new(recorded));
         }
+        let (gone, changed) = (Arc::default(), Arc::default());
+        let (weak, reader) = (node.downgrade(), (api.clone(), name.to_owned()));
+        let (saves, is_gone, has_changed) =
+            (checkpoint.clone(), Arc::clone(&gone), Arc::clone(&changed));
+        node.read_by(Box::new(move || {
+            let known = weak.upgrade().map(|node| Self {
+                api: reader.0.clone(),
+                name: reader.1.clone(),
+                node,
+                checkpoint: saves.clone(),
+                gone: Arc::clone(&is_gone),
+                changed: Arc::clone(&has_changed),
+            });
+            Box::pin(async move {
+                match known {
+                    Some(known) => known.read().await,
+                    None => false,
+                }
+            })
+        }));
         Self {
             api,
             name: name.to_owned(),
             node,
             checkpoint,
-            gone: Arc::default(),
-            changed: Arc::default(),
+            gone,
+            changed,
+        }
+    }
+
+    /// Reads the node, beside those who write and watch it. Returns whether that worked.
+    async fn read(&self) -> bool {
+        match self.api.get(&self.name).await {
+            Ok(node) => {
+                // One that is gone is registered anew, whatever it was before.
+                if !self.gone.load(Ordering::Relaxed) {
+                    self.observe(node, Origin::Change);
+                }
+                true
+            }
+            Err(error) => {
+                debug!(%error, "cannot read the node");
+                false
+            }
         }
     }
 

@@ -224,6 +224,15 @@ impl<T: Clone> Cell<T> {
         self.slot.borrow().known.clone()
     }
 
+    /// Takes over what another cell knows, for the time until there is an answer.
+    pub(super) fn take_over(&self, other: &Self) {
+        let known = match other.known() {
+            Known::Nothing => return,
+            Known::Recorded(value) | Known::Live(value) => Known::Recorded(value),
+        };
+        self.slot.send_modify(|slot| slot.known = known);
+    }
+
     pub(super) fn trouble(&self, trouble: Trouble) {
         self.slot.send_modify(|slot| slot.trouble = Some(trouble));
     }

@@ -159,6 +159,18 @@ enum Cells {
     CsiDriver(Arc<ObjectCell<CSIDriver>>),
 }
 
+impl Cells {
+    /// Takes over what the cell of an object that may be immutable knows.
+    fn take_over(&self, before: &Self) {
+        match (self, before) {
+            (Self::ConfigMap(now), Self::ConfigMap(before)) => now.take_over(before),
+            (Self::Secret(now), Self::Secret(before)) => now.take_over(before),
+            // The others are followed as long as anybody refers to them.
+            _ => {}
+        }
+    }
+}
+
 struct ServiceWatch {
     cell: Arc<Cell<Services>>,
     task: Task,
@@ -272,9 +284,13 @@ impl Objects {
         for key in refs.difference(&before) {
             let users = tables.users.entry(key.clone()).or_default();
             users.insert(uid.clone());
-            if !tables.watches.contains_key(key) {
+            // An immutable object that was read may have been deleted and made again since.
+            let is_followed = |watch: &Watch| !watch.task.as_ref().is_some_and(|t| t.is_finished());
+            if !tables.watches.get(key).is_some_and(is_followed) {
                 let watch = inner.watch(key, true);
-                tables.watches.insert(key.clone(), watch);
+                if let Some(before) = tables.watches.insert(key.clone(), watch) {
+                    tables.watches[key].cells.take_over(&before.cells);
+                }
             }
         }
         inner.release(&mut tables, &uid, before.difference(&kept));

@@ -277,6 +277,7 @@ impl ContainerStart<'_> {
             volumes: self.volumes,
             remotes: &mounts.remotes,
             sub_paths: &mounts.sub_paths,
+            without_labels: &mounts.without_labels,
             recursive_read_only: mounts.recursive_read_only,
             files: &files,
             isolation: Isolation {
@@ -288,7 +289,10 @@ impl ContainerStart<'_> {
         let mut config = container_config::build(&inputs, &context.node)
             .map_err(|error| StartError::config(error.to_string()))?;
         config.images = image_mounts;
-        let config = with_devices_of(config, granted);
+        let mut config = with_devices_of(config, granted);
+        if let Some(users) = isolation::user_namespace(&self.sandbox.config) {
+            isolation::map_mounts(&mut config, users);
+        }
         self.request_creation(sharing_processes(config, target), &env)
             .await
     }

@@ -8,7 +8,7 @@ use super::{PodWorkers, UpdateOptions};
 use crate::core::eviction::EVICTED;
 use crate::core::pod_worker::KillRequest;
 use crate::core::state::{TerminationCause, WorkerPhase};
-use crate::eviction::{ActivePods, Evicting, Eviction};
+use crate::eviction::{ActivePods, Evicting, Eviction, Stopping};
 use crate::types::{Event, EventType, PodSyncType};
 
 impl ActivePods for PodWorkers {
@@ -18,6 +18,24 @@ impl ActivePods for PodWorkers {
             .values()
             .filter(|h| !h.record.runtime_only && h.record.phase == WorkerPhase::Sync);
         wanted.map(|h| Arc::clone(&h.pod)).collect()
+    }
+
+    fn stopping(&self) -> Vec<Stopping> {
+        let handles = self.handles();
+        let stopping = handles.values().filter(|h| !h.record.runtime_only);
+        let stopping = stopping.filter_map(|handle| match &handle.record.phase {
+            WorkerPhase::Terminating {
+                grace_seconds,
+                deadline,
+                ..
+            } => Some(Stopping {
+                pod: Arc::clone(&handle.pod),
+                grace_seconds: *grace_seconds,
+                deadline: *deadline,
+            }),
+            _ => None,
+        });
+        stopping.collect()
     }
 
     fn evict(&self, pod: &Arc<Pod>, eviction: Eviction) {

@@ -14,7 +14,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::container_start::{ContainerStart, StartError};
-use super::sandbox::{report_sandbox, sandbox};
+use super::sandbox::{ordered, report_sandbox, sandbox};
 use super::start::Failure;
 use super::{Job, StartFailure, WorkerContext, grow, resolve, start, stop};
 use crate::core::pod_actions::{PodActions, StartContainer};
@@ -290,7 +290,8 @@ pub(super) async fn execute(
         };
         let attempt = status.containers.iter().find(|c| c.id == hook.id);
         let attempt = attempt.map_or(0, |c| c.attempt);
-        let ran = start::post_start(context, job, &spec, &hook.id, attempt, &status.ips).await;
+        let ips = ordered(context, status.ips.clone());
+        let ran = start::post_start(context, job, &spec, &hook.id, attempt, &ips).await;
         match ran {
             Ok(()) => {}
             Err(StartError::Waits(failure)) => {

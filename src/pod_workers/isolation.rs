@@ -4,25 +4,36 @@
 //! **Invariant:** the users a pod has for its own are recorded before its sandbox is made, and no other pod
 //! gets them until the pod is purged.
 
+use std::collections::HashSet;
+
 use k8s_openapi::api::core::v1::{Container, Pod};
 use tokio::sync::Mutex;
 
 use super::execute::StepError;
 use super::{WorkerContext, mounts};
-use crate::core::state::Transaction;
 use crate::core::state::kinds::Unparseable;
+use crate::core::state::{PodRecord, State, Transaction};
 use crate::core::volumes::extra_groups;
 use crate::images::Present;
-use crate::kuberuntime::cri::{CriError, v1};
+use crate::kuberuntime::cri::{ContainerConfig, CriError, v1};
 use crate::kuberuntime::security::{Effective, ImageUser};
 use crate::kuberuntime::userns::{self, Range};
-use crate::types::{PodExt, causes};
+use crate::types::runtime::{ContainerState, SandboxState, SandboxStatus};
+use crate::types::{ContainerId, PodExt, PodUid, causes};
 
 /// One pod at a time looks for users that nobody has.
 static ALLOCATING: Mutex<()> = Mutex::const_new(());
 
-/// Completes the message that makes a pod's sandbox. `handler` is its runtime handler, `None` when the
-/// sandbox is there already.
+/// The sandbox that a message is for.
+#[derive(Clone, Copy)]
+pub(super) enum For<'a> {
+    /// A new one, with this runtime handler.
+    New(&'a str),
+    /// One that is there.
+    Existing(&'a ContainerId),
+}
+
+/// Completes the message that makes a pod's sandbox, or made it.
 ///
 /// # Errors
 /// `Sandbox` when the runtime cannot isolate the pod as it asks, or it is not known which volumes the pod has.
@@ -30,7 +41,7 @@ pub(super) async fn complete(
     context: &WorkerContext,
     pod: &Pod,
     config: &mut v1::PodSandboxConfig,
-    handler: Option<&str>,
+    sandbox: For<'_>,
 ) -> Result<(), StepError> {
     let volumes = mounts::remotes(context, &pod.uid()).map_err(StepError::Sandbox)?;
     if let Some(security) = security(config) {
@@ -46,7 +57,7 @@ pub(super) async fn complete(
     if !own_users && !strict {
         return Ok(());
     }
-    if let Some(handler) = handler {
+    if let For::New(handler) = sandbox {
         let status = context.cri.status(false).await?;
         if own_users && !userns::is_supported(&status, handler) {
             return Err(StepError::Sandbox(format!(
@@ -64,7 +75,7 @@ pub(super) async fn complete(
         }
     }
     if own_users {
-        let range = range(context, pod).await?;
+        let range = range(context, pod, sandbox).await?;
         let options = security(config).and_then(|s| s.namespace_options.as_mut());
         if let Some(options) = options {
             options.userns_options = Some(range.to_cri());
@@ -78,7 +89,9 @@ fn security(config: &mut v1::PodSandboxConfig) -> Option<&mut v1::LinuxSandboxSe
 }
 
 /// Returns the pod's users: the recorded ones, else new ones, which are recorded when this returns.
-async fn range(context: &WorkerContext, pod: &Pod) -> Result<Range, StepError> {
+///
+/// A sandbox of another agent, or of before the store was lost, has users without a record: these are its own.
+async fn range(context: &WorkerContext, pod: &Pod, sandbox: For<'_>) -> Result<Range, StepError> {
     let key = userns::key(pod.namespace(), &pod.uid());
     let unreadable = |error: Unparseable| StepError::Sandbox(causes(&error));
     let _one_at_a_time = ALLOCATING.lock().await;
@@ -86,8 +99,14 @@ async fn range(context: &WorkerContext, pod: &Pod) -> Result<Range, StepError> {
     if let Some(record) = state.stored(&key) {
         return record.read().map_err(unreadable);
     }
+    if let For::Existing(id) = sandbox
+        && let Some(range) = userns::of_sandbox(&context.cri.pod_sandbox_status(id).await?)
+    {
+        record(context, &state, pod, range, "users found").await?;
+        return Ok(range);
+    }
     let pool = context.node.user_ids.clone().map_err(StepError::Sandbox)?;
-    let mut taken = Vec::new();
+    let mut taken = unrecorded(context, &state).await?;
     for record in state.all_stored::<Range>() {
         taken.push(record.read().map_err(unreadable)?);
     }
@@ -96,19 +115,80 @@ async fn range(context: &WorkerContext, pod: &Pod) -> Result<Range, StepError> {
             "no users are left for another pod with hostUsers: false; remove one".to_owned(),
         )
     })?;
+    record(context, &state, pod, range, "users allocated").await?;
+    Ok(range)
+}
+
+async fn record(
+    context: &WorkerContext,
+    state: &State,
+    pod: &Pod,
+    range: Range,
+    what: &'static str,
+) -> Result<(), StepError> {
+    let key = userns::key(pod.namespace(), &pod.uid());
     let why = format!("{} users from {}", range.length, range.host_id);
     let transaction = Transaction::new()
-        .expect_object(&state, &key)
+        .expect_object(state, &key)
         .put_object(&key, &range, context.clock.now())
-        .journal(Some(&pod.uid()), "users allocated", why);
+        .journal(Some(&pod.uid()), what, why);
     context.store.commit(transaction).await?;
-    Ok(range)
+    Ok(())
+}
+
+/// Returns the users of sandboxes without a record of them: of pods that are not on record, or say that they have users of their
+/// own.
+///
+/// # Errors
+/// When the runtime does not say what one of them has: nobody may get these.
+async fn unrecorded(context: &WorkerContext, state: &State) -> Result<Vec<Range>, StepError> {
+    let recorded = state.all_stored::<Range>().map(|record| record.place().1);
+    let recorded: HashSet<&str> = recorded.collect();
+    let may_have = |uid: &PodUid| {
+        let known = state.record::<PodRecord>(uid.as_str());
+        !recorded.contains(uid.as_str())
+            && known.is_none_or(|known| known.pod.spec_ref().host_users == Some(false))
+    };
+    let cache = context.pleg.cache();
+    let mut found = Vec::new();
+    for uid in cache.present().unwrap_or_default() {
+        if !may_have(&uid) {
+            continue;
+        }
+        let Some(pod) = cache.known(&uid) else {
+            return Err(StepError::Sandbox(format!(
+                "pod {uid} runs and cannot be inspected, so that its users are not known; a pod with hostUsers: false waits for that"
+            )));
+        };
+        let runs_in = |sandbox: &SandboxStatus| {
+            let containers = pod.containers.iter();
+            let mut left = containers.filter(|c| c.state != ContainerState::Exited);
+            sandbox.state == SandboxState::Ready || left.any(|c| c.sandbox_id == sandbox.id)
+        };
+        for sandbox in pod.sandboxes.iter().filter(|s| runs_in(s)) {
+            match context.cri.pod_sandbox_status(&sandbox.id).await {
+                Ok(status) => found.extend(userns::of_sandbox(&status)),
+                Err(error) if error.is_not_found() => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    Ok(found)
 }
 
 /// The user namespace of a sandbox.
 pub(super) fn user_namespace(config: &v1::PodSandboxConfig) -> Option<&v1::UserNamespace> {
     let security = config.linux.as_ref()?.security_context.as_ref()?;
     security.namespace_options.as_ref()?.userns_options.as_ref()
+}
+
+/// Has the users of a pod see the files of all mounts as theirs. Upstream: `applyPlatformSpecificContainerConfig`.
+pub(super) fn map_mounts(config: &mut ContainerConfig, users: &v1::UserNamespace) {
+    let images = config.images.iter_mut().map(|image| &mut image.mount);
+    for mount in config.message.mounts.iter_mut().chain(images) {
+        mount.uid_mappings.clone_from(&users.uids);
+        mount.gid_mappings.clone_from(&users.gids);
+    }
 }
 
 /// The user an image is made for; `None` when the spec says who the container runs as. The runtime is asked unless it

@@ -1,7 +1,7 @@
 //! Collects the inputs of a container's mounts that its spec does not contain: subPath mounts, resolved volumes, and
 //! the abilities of its runtime handler. Also reports the mounts in the container's status.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -21,6 +21,8 @@ use crate::volumemanager::subpath::SubPath;
 pub(super) struct Prepared {
     pub(super) remotes: BTreeMap<String, Remote>,
     pub(super) sub_paths: BTreeMap<usize, PathBuf>,
+    /// See `ContainerInputs::without_labels`.
+    pub(super) without_labels: BTreeSet<String>,
     pub(super) recursive_read_only: bool,
 }
 
@@ -44,6 +46,20 @@ pub(super) async fn prepare(
         let handler = resolve::runtime_handler(context, pod).await?;
         let can = context.runtime_state.mounts_recursively(&handler);
         prepared.recursive_read_only = can.unwrap_or(false);
+    }
+    if context.node.selinux {
+        // Of the others it is known.
+        let of_drivers = volumes.iter().filter(|(name, _)| {
+            let remote = prepared.remotes.get(*name);
+            remote.is_some_and(|r| matches!(r.source, Source::Csi(_)))
+        });
+        let of_drivers = of_drivers
+            .map(|(n, path)| (n.clone(), path.clone()))
+            .collect();
+        let found = context.content.volumes.without_labels(of_drivers).await;
+        prepared.without_labels = found.map_err(|error| {
+            format!("look whether the files of its volumes have SELinux labels: {error}")
+        })?;
     }
     look_at_host_paths(context, pod, container, &prepared.remotes).await?;
     for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {

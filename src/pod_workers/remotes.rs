@@ -97,7 +97,8 @@ pub(super) async fn find(
         (volume.name.clone(), found.map(Arc::new))
     }));
     let found: BTreeMap<_, _> = found.await.into_iter().collect();
-    if found.values().any(Result::is_err) {
+    let is_whole = |found: &Arc<Resolved>| found.missing.is_none();
+    if !found.values().all(|one| one.as_ref().is_ok_and(is_whole)) {
         asker.objects.doubt(&uid);
     }
     found
@@ -146,13 +147,15 @@ async fn one(asker: &Asker<'_>, pod: &Pod, volume: &Volume) -> Result<Resolved, 
         Err(why) => Err(why),
     };
     match (found, mounted) {
-        (Err(why), Some(remote)) if !wants_tokens(&remote) => {
+        (Err(why), Some(remote)) => {
             debug!(pod = %pod.uid(), volume = volume.name, why, "cannot resolve a mounted volume, keeping it as it was mounted");
+            let missing = takes_more(&remote).then_some(why);
             Ok(Resolved {
                 remote,
                 secrets: BTreeMap::new(),
                 tokens: BTreeMap::new(),
                 capacity: None,
+                missing,
             })
         }
         // Another claim of that name, or another volume of that name: neither is what the pod has.
@@ -186,8 +189,19 @@ fn mounted(asker: &Asker<'_>, uid: &PodUid, name: &str) -> Option<Remote> {
     records::remote(&state, &key).map(Arc::unwrap_or_clone)
 }
 
-fn wants_tokens(remote: &Remote) -> bool {
-    matches!(&remote.source, Source::Csi(csi) if csi.requires_republish)
+/// Returns whether mounting a volume takes secrets or tokens, which are not on record.
+fn takes_more(remote: &Remote) -> bool {
+    match &remote.source {
+        Source::Csi(csi) => {
+            let source = &csi.source;
+            csi.requires_republish
+                || csi.tokens_in_secrets
+                || source.node_publish_secret_ref.is_some()
+                || source.node_stage_secret_ref.is_some()
+        }
+        Source::Iscsi(iscsi) => iscsi.secret_ref.is_some(),
+        Source::Nfs(_) | Source::Local(_) | Source::HostPath { .. } => false,
+    }
 }
 
 async fn draft(
@@ -527,6 +541,7 @@ async fn finish(asker: &Asker<'_>, pod: &Pod, draft: Draft) -> Result<Resolved, 
         secrets,
         tokens,
         capacity: draft.capacity,
+        missing: None,
     })
 }
 

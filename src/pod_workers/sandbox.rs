@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use tracing::info;
 
 use super::execute::{StepError, note};
+use super::isolation::For;
 use super::{Job, WorkerContext, isolation, pinning, resolve};
 use crate::core::pod_actions::{self, PodActions};
 use crate::core::pod_status;
@@ -137,10 +138,10 @@ pub(super) async fn sandbox(
     let built = built.map(|config| pinning::quota_of_sandbox(context, job, config));
     if let (None, Some(id)) = (actions.create_sandbox, &actions.sandbox_id) {
         let mut config = built.map_err(|e| StepError::Sandbox(e.to_string()))?;
-        isolation::complete(context, pod, &mut config, None).await?;
+        isolation::complete(context, pod, &mut config, For::Existing(id)).await?;
         return Ok(Sandbox {
             id: id.clone(),
-            ips: status.ips.clone(),
+            ips: ordered(context, status.ips.clone()),
             config,
             pull_ms: AtomicU64::new(0),
         });
@@ -160,7 +161,7 @@ pub(super) async fn sandbox(
             return Err(StepError::Sandbox(why).told());
         }
     };
-    if let Err(error) = isolation::complete(context, pod, &mut config, Some(&handler)).await {
+    if let Err(error) = isolation::complete(context, pod, &mut config, For::New(&handler)).await {
         if let StepError::Sandbox(why) = &error {
             failed(why);
             return Err(error.told());
@@ -227,8 +228,16 @@ async fn run_sandbox(
     let inspected = convert::inspected_sandbox(&context.cri.pod_sandbox_status(&id).await?);
     Ok(Sandbox {
         id,
-        ips: inspected.ips,
+        ips: ordered(context, inspected.ips),
         config,
         pull_ms: AtomicU64::new(0),
     })
+}
+
+/// Returns addresses of a pod in the order in which its status has them, for what its containers are told.
+pub(super) fn ordered(context: &WorkerContext, ips: Vec<String>) -> Vec<String> {
+    if ips.len() < 2 {
+        return ips;
+    }
+    pod_status::in_node_order(ips, &context.node.addresses.reported())
 }

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
@@ -24,7 +25,7 @@ use crate::core::volume_mounts::shows_mounts_to_node;
 use crate::kuberuntime::attempt_files;
 use crate::kuberuntime::cri::{ContainerConfig, CriError, convert, v1};
 use crate::kuberuntime::hooks::{self, Hook, HookTarget};
-use crate::kuberuntime::kill::{self, Condemned, Killer};
+use crate::kuberuntime::kill::{self, Condemned, Ends, Killer};
 use crate::kuberuntime::logs;
 use crate::kuberuntime::node_context::is_path_component;
 use crate::store::{CommitError, Committed, StartIntent, StopDecision};
@@ -389,6 +390,7 @@ pub(super) async fn post_start(
         permit: &permit,
         clock: &*context.clock,
         pace: context.content.volumes.pace(),
+        ends: Some(context),
     };
     let victim = running(name, id, attempt);
     let grace = kill::grace_of(pod, None);
@@ -397,6 +399,12 @@ pub(super) async fn post_start(
         .await?;
     let failure = Failure::new(POST_START_HOOK_ERROR, error.to_string());
     Err(StartError::Waits(failure.shortened()))
+}
+
+impl Ends for WorkerContext {
+    fn ended<'a>(&'a self, pod: &'a PodUid, id: &'a ContainerId) -> BoxFuture<'a, ()> {
+        Box::pin(ended(self, pod, id))
+    }
 }
 
 /// Returns when a started container is seen not to run any more: a hook that goes on without it (a sleep, a request to

@@ -50,6 +50,7 @@ pub(super) async fn kill_what_must_go(
         permit: &permit,
         clock: &*context.clock,
         pace: context.content.volumes.pace(),
+        ends: Some(context),
     };
     if actions.kill_pod.is_some() {
         return Ok(killer.pod(condemned, kill::grace_of(pod, None)).await?);

@@ -44,6 +44,7 @@ pub(super) async fn sync_terminating(
         permit,
         clock: &*context.clock,
         pace: context.content.volumes.pace(),
+        ends: Some(context),
     };
     let node_ip = [context.node.addresses.reachable().to_string()];
     let condemned = Condemned {
@@ -144,6 +145,7 @@ pub(super) async fn stop_left_running(
             permit,
             clock: &*context.clock,
             pace: context.content.volumes.pace(),
+            ends: Some(context),
         };
         let node_ip = [context.node.addresses.reachable().to_string()];
         let condemned = Condemned {

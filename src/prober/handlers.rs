@@ -24,8 +24,11 @@ use crate::kuberuntime::pod_http::{Client, dial_error, host_port};
 const TRIES: usize = 3;
 /// Kept of what a command or a server says, in bytes.
 pub(super) const OUTPUT_LIMIT: usize = 10 * 1024;
-/// A runtime that answers later than this after the end of a command's time has no say about the command.
+/// Time after the end of a command's time within which the runtime has to say so. containerd waits for every process that has the
+/// command's output, however long they run.
 const RUNTIME_SILENCE: Duration = Duration::from_secs(30);
+/// Time in which a runtime answers that works, and only has a command that does not end.
+const ALIVE: Duration = Duration::from_secs(2);
 
 /// Result of a probe that ran. A probe that cannot run is an error and has no result.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,9 +64,11 @@ impl Handlers {
     /// Makes a probe; one that cannot be made is tried again at once. Cancel-safe: dropping it leaves at most
     /// a command that runs to its end.
     pub(super) async fn probe(&self, job: &Job) -> Result<Raw, String> {
+        let begun = Instant::now();
         let mut answer = self.once(job).await;
         for _ in 1..TRIES {
-            if answer.is_ok() {
+            // A runtime that does not answer is not asked for more.
+            if answer.is_ok() || begun.elapsed() >= RUNTIME_SILENCE {
                 break;
             }
             answer = self.once(job).await;
@@ -121,28 +126,40 @@ impl Handlers {
             .map(|word| env::expand_text(word, &lookup).map_err(|error| error.to_string()))
             .collect::<Result<_, _>>()?;
         let words = command.join(" ");
-        let start = Instant::now();
-        match self
-            .cri
-            .exec_sync(&job.container_id, command, timeout)
-            .await
-        {
+        let timed_out = || {
+            Raw::Failure(format!(
+                "command timed out: {words:?} timed out after {}",
+                humantime::format_duration(timeout)
+            ))
+        };
+        let call = self.cri.exec_sync(&job.container_id, command, timeout);
+        let answer = match tokio::time::timeout(timeout + RUNTIME_SILENCE, call).await {
+            Ok(answer) => answer,
+            Err(_) => return self.unended(job, timed_out()).await,
+        };
+        match answer {
             Ok(answer) if answer.exit_code == 0 => Ok(Raw::Success),
             Ok(answer) => {
                 let mut output = answer.stdout;
                 output.extend_from_slice(&answer.stderr);
                 Ok(Raw::Failure(text(&output)))
             }
-            Err(error)
-                if error.kind == CriErrorKind::DeadlineExceeded
-                    && start.elapsed() < timeout + RUNTIME_SILENCE =>
-            {
-                Ok(Raw::Failure(format!(
-                    "command timed out: {words:?} timed out after {}",
-                    humantime::format_duration(timeout)
-                )))
+            Err(error) if error.kind == CriErrorKind::DeadlineExceeded => {
+                self.unended(job, timed_out()).await
             }
             Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Returns the result of a command that has not ended in its time: none, unless the runtime answers.
+    async fn unended(&self, job: &Job, failure: Raw) -> Result<Raw, String> {
+        let alive = self.cri.container_status(&job.container_id);
+        match tokio::time::timeout(ALIVE, alive).await {
+            Ok(Ok(_)) => Ok(failure),
+            _ => Err(
+                "the runtime does not answer, so that it is not known why the command has not ended"
+                    .to_owned(),
+            ),
         }
     }
 }

@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::{
 };
 
 use super::ProberContext;
+use crate::core::pod_status;
 use crate::core::probe_result::{ProbeResult, ProbeSpec, ProbeState};
 use crate::core::state::{ContainerRecord, ProbeRecord, Transaction, child_key};
 use crate::store::PendingCommit;
@@ -49,6 +50,16 @@ pub(super) struct Seen<'a> {
     pub(super) told: Option<&'a ApiPodStatus>,
     pub(super) context: &'a ProberContext,
     pub(super) began: Stamp,
+}
+
+impl<'a> Seen<'a> {
+    /// The address of the pod that its status has first.
+    fn address(&self) -> Option<&'a String> {
+        match self.status.ips.as_slice() {
+            [] | [_] => self.status.ips.first(),
+            ips => pod_status::first_of(ips, &self.context.addresses.reported()),
+        }
+    }
 }
 
 /// Target and settings of one probe of a container spec.
@@ -166,7 +177,7 @@ impl Table {
             ending: false,
             probes: Vec::new(),
         });
-        if let Some(ip) = seen.status.ips.first()
+        if let Some(ip) = seen.address()
             && entry.ip != *ip
         {
             entry.ip.clone_from(ip);

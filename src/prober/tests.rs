@@ -739,6 +739,49 @@ async fn a_command_that_takes_too_long_is_a_failure() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_command_that_never_ends_fails_unless_the_runtime_is_away() {
+    for away in [false, true] {
+        let mut world = World::new().await;
+        let container = world.container("c").await;
+        let pod = pod("u1", json!({"livenessProbe": exec("l")}));
+        let status = status(&pod, &[&container]);
+        world.fake.fail_always("exec_sync", Fault::Hang);
+        if away {
+            world.fake.fail_always("container_status", Fault::Hang);
+        }
+        world.prober().observe(&pod, &status, None);
+        seconds(120).await;
+        let failed = world.prober().failures(&pod, &status).len();
+        assert_eq!(failed, usize::from(!away));
+        // It is not made again at once.
+        assert!(world.fake.count("exec_sync") <= 4);
+        let events = world.events("Unhealthy");
+        let wanted = if away {
+            "the runtime does not answer"
+        } else {
+            "command timed out"
+        };
+        assert!(events[0].message.contains(wanted), "{events:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_container_that_runs_is_probed_though_the_clock_was_set_back() {
+    let mut world = World::new().await;
+    let mut former = world.container("c").await;
+    former.state = ContainerState::Exited;
+    former.created_at_ns = 9_000;
+    let container = world.container("c").await;
+    let pod = pod("u1", json!({"readinessProbe": exec("r")}));
+    let mut status = status(&pod, &[&former, &container]);
+    status.sort();
+    world.prober().observe(&pod, &status, None);
+    seconds(15).await;
+    assert!(world.script.runs("r") > 0);
+    assert_eq!(ready(&world, &pod, &status), Some(true));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_probe_that_only_confirms_writes_nothing() {
     let mut world = World::new().await;
     let container = world.container("c").await;

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use super::model::{Cpu, DiskIo, Memory, Pressure, Psi, PsiLine, Swap, Throttling, Usage};
 use super::proc::ticks_to_ns;
 
+/// The cgroup below that of a container in which crun puts its processes. Upstream: `run.oci.systemd.subgroup` of crun.
+const OF_CRUN: &str = "container";
 /// cgroup v1 says "no limit" with the greatest multiple of the page size.
 const V1_UNLIMITED: u64 = 1 << 62;
 
@@ -42,9 +44,9 @@ impl Hierarchies {
             .collect()
     }
 
-    /// Processes in `cgroup` itself.
+    /// Processes in `cgroup` itself, where crun puts those of a container one level deeper.
     pub fn processes(&self, cgroup: &str) -> Vec<u32> {
-        let text = (self.dir("memory", cgroup)).and_then(|dir| text(&dir, "cgroup.procs"));
+        let text = (self.dir("memory", cgroup)).and_then(|dir| processes_in(&dir));
         let text = text.unwrap_or_default();
         // 0 is a process of another PID namespace.
         text.lines()
@@ -226,10 +228,19 @@ impl Hierarchies {
         if let Some(dir) = self.dir("pids", cgroup) {
             usage.threads = number(&dir, "pids.current");
             usage.threads_max = number(&dir, "pids.max");
-            let text = text(&dir, "cgroup.procs");
+            let text = processes_in(&dir);
             usage.processes = text.and_then(|t| u64::try_from(t.lines().count()).ok());
         }
     }
+}
+
+/// Returns the lines of `cgroup.procs` of a cgroup, with those that crun has put below it. `None` when there is no such file.
+fn processes_in(dir: &Path) -> Option<String> {
+    let mut own = text(dir, "cgroup.procs")?;
+    if own.trim().is_empty() {
+        own.push_str(&text(&dir.join(OF_CRUN), "cgroup.procs").unwrap_or_default());
+    }
+    Some(own)
 }
 
 fn memory_v2(dir: &Path, full: bool, usage: &mut Usage) {

@@ -32,7 +32,7 @@ const FEATURES: &[(&str, &str, bool)] = &[
     ("InPlacePodVerticalScaling", GA, true),
     ("InPlacePodVerticalScalingInitContainers", GA, true),
     ("KubeletAllocatedPodsEndpoint", ALPHA, true),
-    ("KubeletCgroupDriverFromCRI", GA, false),
+    ("KubeletCgroupDriverFromCRI", GA, true),
     ("KubeletCrashLoopBackOffMax", BETA, true),
     ("KubeletEnsureSecretPulledImages", BETA, true),
     ("KubeletFineGrainedAuthz", GA, true),

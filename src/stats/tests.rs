@@ -104,6 +104,23 @@ fn proc(root: &Path) -> Proc {
 
 const POD: &str = "kubepods/besteffort/pod11111111-2222-3333-4444-555555555555";
 
+#[test]
+fn processes_that_crun_puts_one_level_deeper_are_found() {
+    let root = tempfile::tempdir().unwrap();
+    let hierarchies = v2(root.path());
+    let cgroup = format!("{POD}/{CONTAINER}");
+    write(
+        root.path(),
+        &[
+            (&format!("{cgroup}/cgroup.procs"), ""),
+            (&format!("{cgroup}/container/cgroup.procs"), "17\n18\n"),
+        ],
+    );
+    assert_eq!(hierarchies.processes(&cgroup), [17, 18]);
+    let usage = hierarchies.read(&cgroup, 0, true).unwrap();
+    assert_eq!(usage.processes, Some(2));
+}
+
 fn v2(root: &Path) -> Hierarchies {
     for (cgroup, scale) in [
         ("kubepods".to_owned(), 3_u64),

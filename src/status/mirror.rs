@@ -25,10 +25,11 @@ use tracing::{debug, info, warn};
 use super::StatusManager;
 use crate::apiserver::{ApiClient, Failure, Reachability, pause};
 use crate::core::state::{MirrorRecord, PodRecord, Transaction, WorkerPhase, WorkerRecord};
+use crate::core::volumes::sha256_hex;
 use crate::node_object::NodeObject;
 use crate::pod_manager::PodManager;
 use crate::store::CommitError;
-use crate::types::pod::{CONFIG_HASH, CONFIG_MIRROR};
+use crate::types::pod::{CONFIG_HASH, CONFIG_MIRROR, CONFIG_SEEN, MIRROR_DIGEST};
 use crate::types::{FullName, PodExt, PodUid};
 
 /// Interval at which everything is checked, without a change.
@@ -396,7 +397,9 @@ fn decide(pod: Option<&Pod>, mirror: Option<&Pod>, lives: Lives) -> Step {
         (None, Some(_)) => Step::Delete,
         (Some(_), None) => Step::Create,
         (Some(pod), Some(mirror)) => {
-            if mirror.is_deleting() || hash_of_mirror(mirror) != hash_of(pod) {
+            let shown = mirror.annotation(MIRROR_DIGEST);
+            let is_other = || shown.is_some() && digest_of(pod).is_some_and(|d| shown != Some(&*d));
+            if mirror.is_deleting() || hash_of_mirror(mirror) != hash_of(pod) || is_other() {
                 Step::Replace
             } else {
                 Step::Nothing
@@ -417,6 +420,19 @@ fn hash_of_mirror(mirror: &Pod) -> Option<&str> {
     mirror.annotation(CONFIG_MIRROR)
 }
 
+/// A digest of a static pod whose manifest has a UID of its own; `None` for all others: their UID is one.
+fn digest_of(pod: &Pod) -> Option<String> {
+    let hash = hash_of(pod)?;
+    if hash.len() == 32 && hash.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return None;
+    }
+    let mut annotations = pod.annotations().clone();
+    annotations.remove(CONFIG_SEEN);
+    let content = serde_json::json!([pod.metadata.labels, annotations, pod.spec]);
+    let digest = sha256_hex(&[&content.to_string()]);
+    digest.get(..32).map(str::to_owned)
+}
+
 /// The mirror pod of a static pod; `None` when the pod or the node lacks what makes one.
 fn mirror_of(pod: &Pod, node: &Node) -> Option<Pod> {
     let hash = hash_of(pod)?.to_owned();
@@ -430,6 +446,9 @@ fn mirror_of(pod: &Pod, node: &Node) -> Option<Pod> {
     };
     let mut annotations = pod.annotations().clone();
     annotations.insert(CONFIG_MIRROR.to_owned(), hash);
+    if let Some(digest) = digest_of(pod) {
+        annotations.insert(MIRROR_DIGEST.to_owned(), digest);
+    }
     let spec = pod.spec.clone().map(|spec| PodSpec {
         // The API server computes both from the priority class, and refuses others.
         priority: None,

@@ -11,6 +11,7 @@ use tracing::{debug, info, warn};
 use super::{LoopContext, Observed, cleanups, resizes};
 use crate::core::admission::{self, AdmissionContext, NodeInfo, Preemption};
 use crate::core::claims;
+use crate::core::pinning;
 use crate::core::state::{
     AdmissionDecision, AdmissionRecord, ContainerRecord, State, Transaction, WorkerPhase,
     WorkerRecord, child_key,
@@ -19,6 +20,29 @@ use crate::core::supported;
 use crate::pod_workers::UpdateOptions;
 use crate::types::metrics::ReasonLabel;
 use crate::types::{Event, EventType, PodExt, PodSyncType, PodUid};
+
+/// Reads the node again if a new pod of the API server would be refused for the labels or taints that are known: the scheduler may
+/// have seen newer ones. Upstream: the second look of `predicateAdmitHandler`.
+pub(super) async fn see_node_for(context: &LoopContext, pods: &[Arc<Pod>]) {
+    let node = node(context);
+    let state = context.store.snapshot();
+    let is_unfit = |pod: &Pod| {
+        let is_decided = || {
+            state
+                .record::<AdmissionRecord>(pod.uid().as_str())
+                .is_some()
+        };
+        !pod.is_static()
+            && !pod.is_mirror()
+            && !pod.phase_is_terminal()
+            && !pod.is_deleting()
+            && admission::is_unfit(pod, &node, &context.node_name)
+            && !is_decided()
+    };
+    if pods.iter().any(|pod| is_unfit(pod)) {
+        context.node.read_again().await;
+    }
+}
 
 /// New pods: by priority, then oldest first.
 pub(super) fn additions(context: &LoopContext, mut pods: Vec<Arc<Pod>>) {
@@ -175,6 +199,7 @@ fn facts<'a>(
         node,
         unsafe_sysctls: &context.unsafe_sysctls,
         apparmor: context.apparmor,
+        strict_groups: context.runtime_state.strict_groups(),
         pressure: *context.pressure.borrow(),
         unplaced: None,
     }
@@ -235,6 +260,23 @@ pub(super) fn reconsider_unstarted(context: &LoopContext) {
     }
 }
 
+/// Returns whether each pod that runs is wanted by a source, or none wants it for certain. Another one may be wanted by a
+/// source that is incomplete, and have what a refused pod needs.
+pub(super) fn knows_what_runs(context: &LoopContext) -> bool {
+    let cache = context.pleg.cache();
+    let Some(present) = cache.present() else {
+        return false;
+    };
+    let has_ended = |uid: &PodUid| {
+        let status = cache.known(uid);
+        status.is_some_and(|s| !s.any_running() && s.ready_sandbox().is_none())
+    };
+    context.ready.complete()
+        || present
+            .iter()
+            .all(|uid| context.pods.get(uid).is_some() || has_ended(uid))
+}
+
 /// Decides again on static pods that were refused and fit now: a port or processor may be free again, or the node may have
 /// other labels. Their manifests do not change, so nobody else would bring them back. Upstream decides again when it starts.
 pub(super) fn reconsider_refused(context: &LoopContext) {
@@ -262,13 +304,14 @@ pub(super) fn reconsider_refused(context: &LoopContext) {
     }
 }
 
-/// Returns whether devices may be why a pod was refused. They are chosen when it starts, so it cannot be known here whether
-/// they are there now.
+/// Returns whether the choice of devices may be why a pod was refused. They are chosen when it starts, so it cannot be known
+/// here whether they are there now.
 fn depends_on_devices(pod: &Pod, reason: &str) -> bool {
     let containers = pod.init_containers().iter().chain(pod.containers());
     let limits = containers.filter_map(|c| c.resources.as_ref()?.limits.as_ref());
     let mut names = limits.flat_map(BTreeMap::keys);
-    !reason.starts_with("OutOf") && names.any(|name| name.contains('/'))
+    [pinning::UNEXPECTED, pinning::TOPOLOGY_AFFINITY].contains(&reason)
+        && names.any(|name| name.contains('/'))
 }
 
 /// Returns whether a pod would be admitted now. Decides nothing.
@@ -395,5 +438,39 @@ pub(super) fn due(context: &LoopContext) {
 fn mirror_changed(context: &LoopContext, mirror: &Pod) {
     if let Some(pod) = context.pods.pod_of_mirror(mirror) {
         context.workers.sync(&pod.uid());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_reasons_of_devices_keep_a_refused_pod_from_another_decision() {
+        let pod = |limits: serde_json::Value| -> Pod {
+            let container = json!({"name": "c", "resources": {"limits": limits}});
+            serde_json::from_value(json!({"metadata": {}, "spec": {"containers": [container]}}))
+                .unwrap()
+        };
+        let with_device = pod(json!({"example.com/gpu": "1"}));
+        for (reason, depends) in [
+            ("UnexpectedAdmissionError", true),
+            ("TopologyAffinityError", true),
+            ("OutOfexample.com/gpu", false),
+            ("NodePorts", false),
+            ("Evicted", false),
+        ] {
+            assert_eq!(
+                depends_on_devices(&with_device, reason),
+                depends,
+                "{reason}"
+            );
+            assert!(
+                !depends_on_devices(&pod(json!({"cpu": "1"})), reason),
+                "{reason}"
+            );
+        }
     }
 }

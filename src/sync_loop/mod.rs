@@ -176,6 +176,15 @@ impl SyncLoop {
             if matches!(event, LoopEvent::Closed) {
                 return;
             }
+            match &event {
+                LoopEvent::Config(update) if update.op == PodOp::Add => {
+                    handlers::see_node_for(&self.context, &update.pods).await;
+                }
+                LoopEvent::Housekeeping if self.may_reconsider() => {
+                    self.context.node.read_again().await;
+                }
+                _ => {}
+            }
             self.dispatch(event);
             self.monitor.stamp(self.context.clock.now());
         }
@@ -236,25 +245,27 @@ impl SyncLoop {
         }
     }
 
+    /// Returns whether pods of the last run that were not started can be decided on again, once in each run.
+    fn may_reconsider(&self) -> bool {
+        !self.reconsidered
+            && self.context.ready.any_static_ready()
+            && self.context.node.get().is_some()
+            && self.context.ready.source_complete(PodSource::Api)
+            && self.context.pleg.cache().present().is_some()
+    }
+
     fn housekeeping(&mut self) {
         let now = self.context.clock.now();
         if !self.context.ready.any_static_ready() {
             debug!("housekeeping waits for the sources");
             return;
         }
-        let runtime = self.context.pleg.cache();
-        if !self.reconsidered
-            && self.context.node.get().is_some()
-            && self.context.ready.source_complete(PodSource::Api)
-            && runtime.present().is_some()
-        {
+        if self.may_reconsider() {
             self.reconsidered = true;
             handlers::reconsider_unstarted(&self.context);
         }
-        // A pod that is not known yet may have what a refused one needs.
-        if self.context.ready.complete()
-            && runtime.present().is_some()
-            && (self.refused_at).is_none_or(|last| now.since(last) >= REFUSED_PERIOD)
+        if (self.refused_at).is_none_or(|last| now.since(last) >= REFUSED_PERIOD)
+            && handlers::knows_what_runs(&self.context)
         {
             self.refused_at = Some(now);
             handlers::reconsider_refused(&self.context);

@@ -21,6 +21,7 @@ pub mod host_addresses;
 mod interfaces;
 pub mod json;
 pub mod metrics;
+pub mod mount_root;
 pub mod mountinfo;
 pub mod names;
 pub mod pace;

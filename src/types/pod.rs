@@ -19,6 +19,9 @@ pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 /// `holdfast.io/manifest-hash`: on static pods, the hash of the manifest. The same as their UID, unless the
 /// pod was taken over from another agent.
 pub const MANIFEST_HASH: &str = "holdfast.io/manifest-hash";
+/// `holdfast.io/mirror-digest`: on the mirror pod of a static pod whose manifest has a UID of its own, a digest of the static pod. The
+/// UID does not say whether they are the same.
+pub const MIRROR_DIGEST: &str = "holdfast.io/mirror-digest";
 /// `holdfast.io/unknown-fields`: on pods of the API server, the fields of `spec` that this version does not know. The agent sets it;
 /// what others set is dropped.
 pub const UNKNOWN_FIELDS: &str = "holdfast.io/unknown-fields";

@@ -104,7 +104,7 @@ pub struct PodStatus {
     pub ips: Vec<String>,
     /// Sandboxes, newest (highest attempt, then creation) first.
     pub sandboxes: Vec<SandboxStatus>,
-    /// Containers, newest (creation, then attempt) first.
+    /// Containers, newest (highest attempt, then creation) first: the clock may have been set back meanwhile.
     pub containers: Vec<ContainerStatus>,
 }
 
@@ -153,6 +153,6 @@ impl PodStatus {
         self.sandboxes
             .sort_by_key(|s| std::cmp::Reverse((s.attempt, s.created_at_ns)));
         self.containers
-            .sort_by_key(|c| std::cmp::Reverse((c.created_at_ns, c.attempt)));
+            .sort_by_key(|c| std::cmp::Reverse((c.attempt, c.created_at_ns)));
     }
 }

@@ -180,6 +180,7 @@ fn link_names(
         .keys()
         .filter_map(|path| path.split('/').next())
         .collect();
+    let mut taken = None;
     for name in &wanted {
         let (link, target) = (dir.join(name), Path::new(DATA).join(name));
         match fs::read_link(&link) {
@@ -189,11 +190,14 @@ fn link_names(
                 fs::remove_file(&link)?;
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            // A directory that stood for a `subPath` while the object had no such key.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-                return Err(io::Error::new(
-                    io::ErrorKind::AlreadyExists,
-                    format!("{name:?} is there, and is not a link of ours; remove it"),
-                ));
+                if let Err(error) = fs::remove_dir(&link) {
+                    let text = format!("{name:?} is there, and is not a link of ours; remove it");
+                    tracing::debug!(path = %link.display(), %error, "cannot replace it by a link");
+                    taken = Some(io::Error::new(io::ErrorKind::AlreadyExists, text));
+                    continue;
+                }
             }
             Err(error) => return Err(error),
         }
@@ -210,7 +214,8 @@ fn link_names(
             fs::remove_file(entry.path())?;
         }
     }
-    Ok(())
+    // The other names are there all the same.
+    taken.map_or(Ok(()), Err)
 }
 
 /// Removes directories and links of the writer's that `..data` does not need, and nothing through a mount.

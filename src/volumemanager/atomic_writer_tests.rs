@@ -350,3 +350,21 @@ proptest::proptest! {
         }
     }
 }
+
+#[test]
+fn a_directory_that_stood_for_a_missing_key_gives_way_and_stops_no_other_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let all = files(&[("a", "x", 0o644), ("b", "y", 0o644), ("c", "z", 0o644)]);
+    fs::create_dir(dir.join("b")).unwrap();
+    assert!(write(dir, &all, None, 0).unwrap());
+    assert_eq!(fs::read(dir.join("b")).unwrap(), b"y");
+
+    let other = tempfile::tempdir().unwrap();
+    let other = other.path();
+    fs::create_dir_all(other.join("b/of/a/user")).unwrap();
+    let error = write(other, &all, None, 0).unwrap_err().to_string();
+    assert!(error.contains("\"b\" is there"), "{error}");
+    assert_eq!(fs::read(other.join("a")).unwrap(), b"x");
+    assert_eq!(fs::read(other.join("c")).unwrap(), b"z");
+}

@@ -10,10 +10,12 @@
 //! **Invariant:** what is mounted is asked of the mount table, by names alone: a dead server behind a mount point
 //! is never looked at. What is taken away is a mount, then an empty directory or a link, never a file.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -26,6 +28,8 @@ use crate::types::blocking;
 
 /// File system that an empty device gets when nothing else is asked for.
 const DEFAULT_FS: &str = "ext4";
+/// Longest wait for an unmount by force, which goes on.
+const FORCE: Duration = Duration::from_secs(10);
 /// Looking at a large disk and repairing it may take long.
 const FSCK_PATIENCE: Duration = Duration::from_secs(3600);
 const MKFS_PATIENCE: Duration = Duration::from_secs(3600);
@@ -222,6 +226,56 @@ pub(super) async fn unmount(tools: &Tools, path: &Path, about: &str) -> Result<(
             "{what}: something else is mounted there meanwhile; whoever mounted it is to unmount it"
         )));
     }
+    remove_mount_point_of(path).await
+}
+
+/// Unmounts what is mounted at `path` although its server does not answer: requests that wait for it fail. One call at a time for
+/// a path: the kernel may hold it up. Returns whether nothing is mounted there any more. Upstream: `CleanupMountWithForce`.
+pub(super) async fn unmount_by_force(path: &Path) -> bool {
+    static UNDER_WAY: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+    let under_way = || UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner);
+    match is_alone(path, "unmount by force").await {
+        Ok(true) => {}
+        Ok(false) => return true,
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "cannot unmount by force");
+            return false;
+        }
+    }
+    if !under_way().insert(path.to_owned()) {
+        return false;
+    }
+    let (at, (done, ended)) = (path.to_owned(), tokio::sync::oneshot::channel());
+    // Its own thread: it may never come back.
+    let thread = std::thread::Builder::new().name("umount".to_owned());
+    let spawned = thread.spawn(move || {
+        let flags = MntFlags::MNT_FORCE | MntFlags::UMOUNT_NOFOLLOW;
+        let result = umount2(&at, flags);
+        under_way().remove(&at);
+        if done.send(result).is_err() {
+            tracing::debug!(path = %at.display(), "an unmount by force has come back");
+        }
+    });
+    if let Err(error) = spawned {
+        under_way().remove(path);
+        tracing::warn!(path = %path.display(), %error, "cannot unmount by force");
+        return false;
+    }
+    match tokio::time::timeout(FORCE, ended).await {
+        Ok(Ok(Ok(()))) => true,
+        Ok(Ok(Err(error))) => {
+            tracing::warn!(path = %path.display(), %error, "cannot unmount by force");
+            false
+        }
+        _ => false,
+    }
+}
+
+/// Removes the mount point of what was unmounted.
+///
+/// # Errors
+/// When it cannot be removed.
+pub(super) async fn unmounted(path: &Path) -> Result<(), RemoteError> {
     remove_mount_point_of(path).await
 }
 

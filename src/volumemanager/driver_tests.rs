@@ -204,6 +204,7 @@ fn resolved(remote: Remote) -> Arc<Resolved> {
         secrets: BTreeMap::new(),
         tokens: BTreeMap::new(),
         capacity: None,
+        missing: None,
     })
 }
 

@@ -1,17 +1,18 @@
 //! Checks the path of a hostPath volume against its type; upstream's `hostPathTypeChecker`.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, openat};
 use nix::sys::stat::{Mode, fchmod, mkdirat};
 
-use super::{POD_WAIT, VolumeError, VolumeManager};
+use super::{POD_WAIT, VolumeError, VolumeManager, mounts};
 use crate::types::{PodUid, blocking};
 
 /// A path that is not what the volume says.
@@ -53,6 +54,21 @@ pub enum HostPathError {
 }
 
 impl VolumeManager {
+    /// Returns the volumes among these, with their paths, whose files have no SELinux labels that could be set.
+    ///
+    /// # Errors
+    /// When the table of mounts cannot be read.
+    pub async fn without_labels(
+        &self,
+        volumes: BTreeMap<String, PathBuf>,
+    ) -> io::Result<BTreeSet<String>> {
+        if volumes.is_empty() {
+            return Ok(BTreeSet::new());
+        }
+        let looked = blocking::run(move || mounts::without_labels(&volumes)).await;
+        looked.map_err(|ended| io::Error::other(ended.to_string()))?
+    }
+
     /// Looks again at a hostPath with a type before another container gets it: a runtime makes a directory of what is missing,
     /// in the place of a socket, a device or a file. Makes what the type says to make. Upstream looks once.
     ///

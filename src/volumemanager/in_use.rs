@@ -65,6 +65,12 @@ async fn reported(node: NodeObject, name: Option<String>) -> Result<(), RemoteEr
     }
 }
 
+/// Nothing is mounted without the secrets and tokens that it takes.
+fn complete(volume: &Resolved) -> Result<(), RemoteError> {
+    let missing = volume.missing.clone();
+    missing.map_or(Ok(()), |why| Err(RemoteError::Waiting(why)))
+}
+
 impl RemotePlugin for Reported {
     fn stage(
         &self,
@@ -73,6 +79,7 @@ impl RemotePlugin for Reported {
     ) -> BoxFuture<'static, Result<(), RemoteError>> {
         let (plugin, node) = (Arc::clone(&self.plugin), self.node.clone());
         Box::pin(async move {
+            complete(&volume)?;
             reported(node, volume.remote.unique_name.clone()).await?;
             plugin.stage(volume, at).await
         })
@@ -83,7 +90,10 @@ impl RemotePlugin for Reported {
         volume: Arc<Resolved>,
         target: Target,
     ) -> BoxFuture<'static, Result<GroupBy, RemoteError>> {
-        self.plugin.publish(volume, target)
+        match complete(&volume) {
+            Ok(()) => self.plugin.publish(volume, target),
+            Err(error) => Box::pin(async { Err(error) }),
+        }
     }
 
     fn unpublish(
@@ -127,6 +137,8 @@ impl RemotePlugin for Reported {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use serde_json::json;
 
     use super::*;
@@ -134,6 +146,24 @@ mod tests {
     fn node(in_use: &[&str]) -> Arc<Node> {
         let node = json!({"metadata": {"name": "n"}, "status": {"volumesInUse": in_use}});
         Arc::new(serde_json::from_value(node).unwrap())
+    }
+
+    #[test]
+    fn a_volume_is_mounted_with_the_secrets_that_it_takes_alone() {
+        let volume = json!({"name": "pv", "claim": null, "mode": "Filesystem", "read_only": false,
+            "mount_options": [], "unique_name": null, "terms": {"gid": null, "alone": false},
+            "source": {"Nfs": {"path": "/", "server": "s"}}});
+        let mut resolved = Resolved {
+            remote: serde_json::from_value(volume).unwrap(),
+            secrets: BTreeMap::new(),
+            tokens: BTreeMap::new(),
+            capacity: None,
+            missing: None,
+        };
+        assert_eq!(complete(&resolved), Ok(()));
+        let why = "secret ns/s not found".to_owned();
+        resolved.missing = Some(why.clone());
+        assert_eq!(complete(&resolved), Err(RemoteError::Waiting(why)));
     }
 
     #[tokio::test(start_paused = true)]

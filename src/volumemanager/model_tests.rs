@@ -402,6 +402,7 @@ fn sources(index: usize) -> Sources {
             secrets: BTreeMap::new(),
             tokens: BTreeMap::new(),
             capacity: None,
+            missing: None,
         };
         sources
             .remotes

@@ -15,11 +15,12 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
+use rustix::fs::CWD;
 use tokio::sync::Semaphore;
 
 use crate::core::volumes::records::OwnMount;
 use crate::types::blocking;
+use crate::types::mount_root::is_mount_root;
 use crate::types::mountinfo::{self, TABLE};
 
 #[cfg(feature = "fuzzing")]
@@ -57,6 +58,8 @@ pub(super) struct Mount {
     pub(super) shared: Option<String>,
     /// Number of the peers it takes after.
     pub(super) master: Option<String>,
+    /// The file system has SELinux labels of files, and they can be changed.
+    pub(super) has_labels: bool,
 }
 
 impl Mount {
@@ -602,12 +605,7 @@ pub(super) fn detach_with_copies(path: &Path) -> io::Result<bool> {
 /// Returns whether `path` itself is a mount point, with a single system call, since the table is long on a node with
 /// many pods. Contacts no server. `None` if the kernel does not say (before 5.8), or nothing exists at the path.
 pub(super) fn is_point(path: &Path) -> Option<bool> {
-    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
-    let seen = statx(CWD, path, flags, StatxFlags::empty()).ok()?;
-    let says = seen
-        .stx_attributes_mask
-        .contains(StatxAttributes::MOUNT_ROOT);
-    says.then(|| seen.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+    is_mount_root(CWD, path)
 }
 
 /// As [`Table::at`], of the table as it is now.
@@ -620,8 +618,26 @@ pub(super) fn below(path: &Path) -> io::Result<Vec<Mount>> {
     Ok(Table::read()?.below(path)?.cloned().collect())
 }
 
+/// Returns which of these are mounts of file systems whose files have no SELinux labels of their own, or have one by the mount
+/// (`context=`). Upstream: `GetSELinuxSupport`.
+///
+/// # Errors
+/// When the table cannot be read.
+pub(super) fn without_labels<'a>(
+    paths: impl IntoIterator<Item = (&'a String, &'a PathBuf)>,
+) -> io::Result<BTreeSet<String>> {
+    let table = Table::read()?;
+    let mut found = BTreeSet::new();
+    for (name, path) in paths {
+        if table.at(path)?.is_some_and(|mount| !mount.has_labels) {
+            found.insert(name.clone());
+        }
+    }
+    Ok(found)
+}
+
 fn parse(table: &[u8]) -> Vec<Mount> {
-    let is_read_only = |options: &[u8]| options.split(|b| *b == b',').any(|o| o == b"ro");
+    let has = |options: &[u8], name: &[u8]| options.split(|b| *b == b',').any(|o| o == name);
     let mount = |line: mountinfo::Line<'_>| {
         let tag = |name: &[u8]| {
             let mut tags = line.tags.split(|b| *b == b' ');
@@ -635,9 +651,10 @@ fn parse(table: &[u8]) -> Vec<Mount> {
             point: mountinfo::path(line.point),
             fstype: mountinfo::text(line.fstype),
             source: mountinfo::text(line.source),
-            read_only: is_read_only(line.options) || is_read_only(line.super_options),
+            read_only: has(line.options, b"ro") || has(line.super_options, b"ro"),
             shared: tag(b"shared:"),
             master: tag(b"master:"),
+            has_labels: has(line.options, b"seclabel") || has(line.super_options, b"seclabel"),
         }
     };
     mountinfo::lines(table).map(mount).collect()

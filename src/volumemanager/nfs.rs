@@ -163,7 +163,13 @@ impl RemotePlugin for NfsPlugin {
                 Ok(nfs) => format!("NFS server {} (path {})", nfs.server, nfs.path),
                 Err(_) => "its NFS server".to_owned(),
             };
-            disk::unmount(&this.tools, &path, &about).await
+            match disk::unmount(&this.tools, &path, &about).await {
+                Err(RemoteError::Uncertain(why)) if disk::unmount_by_force(&path).await => {
+                    tracing::warn!(path = %path.display(), why, "the server does not answer, unmounted by force");
+                    disk::unmounted(&path).await
+                }
+                done => done,
+            }
         }
         .boxed()
     }

@@ -106,7 +106,7 @@ async fn a_server_that_never_answers_is_given_up() {
 }
 
 #[tokio::test]
-async fn unmounting_a_dead_server_fails_in_time_and_succeeds_later() {
+async fn a_dead_server_is_unmounted_by_force_unless_somebody_uses_it() {
     if !can_mount() {
         return;
     }
@@ -114,9 +114,14 @@ async fn unmounting_a_dead_server_fails_in_time_and_succeeds_later() {
     let at = tools.path("at");
     let _swept = Swept(tools.path(""));
     std::fs::create_dir(&at).unwrap();
-    let none: Option<&str> = None;
-    nix::mount::mount(Some("x"), &at, Some("tmpfs"), MsFlags::empty(), none).unwrap();
-    std::fs::write(at.join("users"), "data").unwrap();
+    let mount = || {
+        let none: Option<&str> = None;
+        nix::mount::mount(Some("x"), &at, Some("tmpfs"), MsFlags::empty(), none).unwrap();
+        std::fs::write(at.join("users"), "data").unwrap();
+    };
+    mount();
+    // Somebody uses it, so that it cannot be unmounted by force either.
+    let used = std::fs::File::open(at.join("users")).unwrap();
     tools.script("umount", "exec sleep 1000");
     let volume = Arc::new(volume("10.9.9.9", "/data"));
     let plugin =
@@ -142,6 +147,15 @@ async fn unmounting_a_dead_server_fails_in_time_and_succeeds_later() {
         at.join("users").exists(),
         "nothing is removed through a mount"
     );
+    drop(used);
+    tools.script("umount", "exec sleep 1000");
+    plugin(&tools)
+        .unpublish(Arc::clone(&volume), at.clone())
+        .await
+        .unwrap();
+    assert!(!at.exists(), "unmounted by force");
+    std::fs::create_dir(&at).unwrap();
+    mount();
     std::fs::remove_file(tools.path("umount")).unwrap();
     tools.real("umount");
     let patient = NfsPlugin::new(tools.tools());

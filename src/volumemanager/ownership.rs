@@ -30,6 +30,7 @@ use nix::unistd::{Gid, fchownat};
 
 use super::mounts;
 use crate::types::PodExt;
+use crate::types::mount_root::is_mount_root;
 
 const SETGID: u32 = 0o2000;
 const EXECUTE: u32 = 0o110;
@@ -261,9 +262,11 @@ impl Walk<'_> {
         };
         let path = || parent.join(OsStr::from_bytes(name.to_bytes()));
         let is_mount = !self.mounts.is_empty() && self.mounts.contains(&path());
-        if seen.st_dev != self.device || is_mount {
+        let is_other = || seen.st_dev != self.device && is_mount_root(dir, name).unwrap_or(true);
+        if is_mount || is_other() {
             return Ok(());
         }
+        let device = seen.st_dev;
         self.counts.seen.fetch_add(1, Ordering::Relaxed);
         if kind(&seen) == SFlag::S_IFDIR {
             left.push(path());
@@ -278,7 +281,7 @@ impl Walk<'_> {
         };
         // It may be another one by now.
         let seen = fstat(&file)?;
-        match seen.st_dev == self.device {
+        match seen.st_dev == device {
             true => self.settle(&file, &seen),
             false => Ok(()),
         }

@@ -202,7 +202,7 @@ async fn something_else_at_the_place_of_a_file_is_named() {
     let world = world();
     let pod = pod("u1", json!([{"name": "v", "configMap": {"name": "m"}}]));
     let path = world.mount_with(&pod, &sources()).await.unwrap()["v"].clone();
-    fs::create_dir(path.join("added")).unwrap();
+    fs::create_dir_all(path.join("added/by/somebody")).unwrap();
     let mut sources = sources();
     let map = config_map(&[("added", "x")]);
     sources.config_maps.insert("m".to_owned(), Ok(Some(map)));

@@ -204,6 +204,7 @@ fn sources(remote: Remote) -> Sources {
         secrets: BTreeMap::new(),
         tokens: BTreeMap::new(),
         capacity: None,
+        missing: None,
     };
     let mut sources = Sources::default();
     sources

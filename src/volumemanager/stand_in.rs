@@ -95,6 +95,7 @@ pub(super) fn resolved(
         secrets: Default::default(),
         tokens: Default::default(),
         capacity: None,
+        missing: None,
     })
 }
 

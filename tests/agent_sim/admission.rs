@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use holdfast::core::state::{AdmissionDecision, AdmissionRecord, WorkerPhase, WorkerRecord};
 use holdfast_testkit::exploration::stride;
+use holdfast_testkit::fake_api::{Fault, Request};
 use holdfast_testkit::fake_cri::Behaviour;
 use k8s_openapi::api::core::v1::{Node, NodeSwapStatus, Pod};
 use serde_json::{Value, json};
@@ -423,4 +424,59 @@ async fn a_static_pod_that_was_refused_starts_once_it_fits() {
     w.pass(120).await;
     assert_eq!(refusal(&w, "late"), "NodePorts");
     assert_nothing_wrong(&w);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_label_that_the_watch_has_not_brought_yet_is_read_before_a_pod_is_refused() {
+    let mut w = node();
+    w.start().await;
+    w.joined().await;
+    let mut spec = asking("10m");
+    spec["nodeSelector"] = json!({"disk": "fast"});
+    // The watch of the node is behind.
+    let of_nodes = |r: &Request| r.kind == "nodes" && ["list", "watch"].contains(&&*r.verb);
+    w.api()
+        .fail_always(of_nodes, Fault::Error("the connection broke".to_owned()));
+    w.api().close_watches();
+    w.pass(1).await;
+    w.api().modify::<Node>("", NODE, |node| {
+        let labels = node.metadata.labels.get_or_insert_default();
+        labels.insert("disk".to_owned(), "fast".to_owned());
+    });
+    let is_read = |r: &Request| r.verb == "get" && r.kind == "nodes" && r.name == NODE;
+    w.api().take_requests();
+    create(&w, "web", &spec);
+    settled(&w, &["web"], &[]).await;
+    w.pass(2).await;
+    spec["nodeSelector"] = json!({"disk": "slow"});
+    create(&w, "other", &spec);
+    settled(&w, &["web"], &["other"]).await;
+    assert_eq!(refusal(&w, "other"), "NodeAffinity");
+    assert!(w.api().count(is_read) >= 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_static_pod_waits_for_no_source() {
+    let mut w = node();
+    w.start().await;
+    w.joined().await;
+    create(&w, "web", &asking("10m"));
+    settled(&w, &["web"], &[]).await;
+    let spec = on_host_port(asking("10m"), 8080).to_string();
+    w.manifest("first", &spec);
+    settled(&w, &["web", &format!("first-{NODE}")], &[]).await;
+    w.manifest("second", &spec);
+    let mirror = format!("second-{NODE}");
+    settled(&w, &["web"], &[&mirror]).await;
+    w.manifest("broken", "{");
+    w.set_api(false);
+    w.restart().await;
+    w.pass(30).await;
+    assert!(w.starts("second").is_empty());
+    w.remove_manifest("first");
+    w.until("the second pod runs", 60, |w| {
+        w.running("first").is_empty() && w.running("second").len() == 1
+    })
+    .await;
+    assert_eq!(w.running("web").len(), 1);
 }

@@ -9,7 +9,7 @@ use holdfast_testkit::fake_cri::{Behaviour, ExecResult, Fault};
 use tokio::time::Instant;
 
 use crate::node::{Crash, When};
-use crate::restart::{assert_nothing_wrong, node};
+use crate::restart::{assert_nothing_wrong, exits, node};
 use crate::world::{IMAGE, World};
 
 /// A pod spec with a container `main` that has these hooks.
@@ -72,6 +72,29 @@ async fn restart_keeps_the_grace_period_and_a_completed_pre_stop_hook() {
     let took = begun.elapsed().as_secs();
     assert!((58..=64).contains(&took), "killed after {took} s");
     assert_eq!(w.fake.count("exec_sync"), 1, "{:#?}", journal(&w));
+    assert_nothing_wrong(&w);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pre_stop_hook_that_sleeps_ends_with_its_container() {
+    let mut w = node(|_, _| exits(0, 20)).await;
+    let grace = r#","terminationGracePeriodSeconds":600"#;
+    w.manifest(
+        "slow",
+        &hooked(grace, r#"{"preStop":{"sleep":{"seconds":500}}}"#),
+    );
+    w.start().await;
+    w.until("the pod runs", 30, |w| w.running("slow").len() == 1)
+        .await;
+    let begun = Instant::now();
+    w.pass(5).await;
+    w.remove_manifest("slow");
+    w.until("the pod is gone", 60, |w| {
+        w.running("slow").is_empty() && w.of_pod("slow").is_empty()
+    })
+    .await;
+    let took = begun.elapsed().as_secs();
+    assert!((15..=40).contains(&took), "gone after {took} s");
     assert_nothing_wrong(&w);
 }
 

@@ -1,7 +1,9 @@
 //! Features that depend on the runtime: user namespaces, stop signals.
 
+use holdfast::store::recover::Integrity;
 use holdfast_testkit::fake_cri::Behaviour;
 
+use crate::node::Disk;
 use crate::restart::{assert_nothing_wrong, node};
 use crate::world::{IMAGE, World, spec};
 
@@ -24,6 +26,15 @@ async fn pods_keep_their_users_when_their_number_is_set_anew() {
     w.until("the old pod runs", 60, |w| w.running("old").len() == 1)
         .await;
     assert_eq!(users(&w, "old"), (65_536, 65_536));
+    // Its users own the files of all mounts.
+    let container = w.fake.config(&w.running("old")[0]).unwrap();
+    assert!(!container.mounts.is_empty());
+    for mount in container.mounts {
+        for mappings in [&mount.uid_mappings, &mount.gid_mappings] {
+            let mapping = (mappings[0].host_id, mappings[0].length);
+            assert_eq!(mapping, (65_536, 65_536), "{}", mount.container_path);
+        }
+    }
     w.crash().await;
     w.config.kubelet.user_ids_per_pod = 2 * 65_536;
     w.manifest("new", &own_users);
@@ -50,6 +61,40 @@ async fn pods_keep_their_users_when_their_number_is_set_anew() {
         (65_536, 65_536)
     );
     assert_nothing_wrong(&w);
+}
+
+#[tokio::test(start_paused = true)]
+async fn running_pods_keep_their_users_when_the_store_is_lost() {
+    let own_users = spec("Always", r#","hostUsers":false"#);
+    let mut w = node(|_, _| Behaviour::RunForever).await;
+    w.fake.offer_user_namespaces(true);
+    w.start().await;
+    for pod in ["a", "b"] {
+        w.manifest(pod, &own_users);
+        w.until("the pod runs", 60, |w| w.running(pod).len() == 1)
+            .await;
+    }
+    let before = [users(&w, "a"), users(&w, "b")];
+    assert_ne!(before[0], before[1]);
+    w.crash().await;
+    w.disk = Disk::default();
+    w.integrity = Integrity::Lost;
+    w.start().await;
+    w.manifest("c", &own_users);
+    w.until("the new pod runs", 60, |w| w.running("c").len() == 1)
+        .await;
+    assert!(!before.contains(&users(&w, "c")));
+    for (pod, had) in ["a", "b"].into_iter().zip(before) {
+        let old = w.running(pod)[0].clone();
+        w.fake.exit(&old, 1);
+        w.until("it runs again", 60, |w| {
+            w.running(pod).len() == 1 && w.running(pod)[0] != old
+        })
+        .await;
+        let container = w.fake.config(&w.running(pod)[0]).unwrap();
+        let mapping = container.mounts[0].uid_mappings[0];
+        assert_eq!((mapping.host_id, mapping.length), had, "{pod}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast::core::state::{VolumePhase, VolumeRecord};
+use holdfast::core::state::{ObjectRecord, VolumePhase, VolumeRecord};
 use holdfast_testkit::fake_cri::Behaviour;
 use serde_json::{Value, json};
 
@@ -160,18 +160,25 @@ fn restarts() -> u32 {
     given.map_or(30, |n| n.parse().expect("a number of restarts"))
 }
 
-/// A pod that mounts every kind of local volume with every propagation, and a part of one.
+/// A pod that mounts every kind of volume that needs no driver with every propagation, and parts of two.
 fn every_volume(host: &Path) -> String {
     let name = json!([{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]);
     let volumes = json!([
         {"name": "disk", "emptyDir": {}},
         {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
         {"name": "labels", "downwardAPI": {"items": name}},
-        {"name": "all", "projected": {"sources": [{"downwardAPI": {"items": name}}]}},
+        {"name": "all", "projected": {"sources": [
+            {"downwardAPI": {"items": name}}, {"configMap": {"name": "c"}}, {"secret": {"name": "s"}},
+            {"serviceAccountToken": {"path": "token"}},
+        ]}},
+        {"name": "config", "configMap": {"name": "c"}},
+        {"name": "secret", "secret": {"secretName": "s"}},
         {"name": "host", "hostPath": {"path": host, "type": "Directory"}},
     ]);
     let mut mounts: Vec<Value> = Vec::new();
-    for volume in ["disk", "memory", "labels", "all", "host"] {
+    for volume in [
+        "disk", "memory", "labels", "all", "config", "secret", "host",
+    ] {
         for propagation in ["None", "HostToContainer", "Bidirectional"] {
             mounts.push(json!({
                 "name": volume, "mountPath": format!("/{volume}/{propagation}"),
@@ -180,6 +187,7 @@ fn every_volume(host: &Path) -> String {
         }
     }
     mounts.push(json!({"name": "disk", "mountPath": "/part", "subPath": "part"}));
+    mounts.push(json!({"name": "config", "mountPath": "/key", "subPath": "key"}));
     json!({
         "restartPolicy": "Always",
         "volumes": volumes,
@@ -210,8 +218,14 @@ fn left(w: &World) -> BTreeMap<String, usize> {
     left.insert("mounts".to_owned(), mounts(w).len());
     left.insert("containers".to_owned(), w.fake.containers().len());
     left.insert("sandboxes".to_owned(), w.fake.sandboxes().len());
-    let records = w.state().counts();
-    let records = records.into_iter().filter(|(table, _)| *table != "journal");
+    let state = w.state();
+    let objects = state.with_prefix::<ObjectRecord>("");
+    // Events are kept for a while, whoever they are about.
+    let objects = objects.filter(|(key, _)| !key.starts_with("event"));
+    left.insert("objects".to_owned(), objects.count());
+    let records = state.counts();
+    let records = records.into_iter();
+    let records = records.filter(|(table, _)| !["journal", "objects"].contains(table));
     left.extend(records.map(|(table, count)| (format!("records of {table}"), count)));
     left
 }
@@ -220,7 +234,7 @@ fn left(w: &World) -> BTreeMap<String, usize> {
 async fn restarts_of_a_container_leave_nothing_behind() {
     const FEW: u32 = 3;
     let many = restarts().max(FEW + 1);
-    let mut w = node(move |_, attempt| match attempt {
+    let mut w = cluster(move |_, attempt| match attempt {
         FEW => exits(1, 400),
         _ if attempt < many => exits(1, 1),
         _ => Behaviour::RunForever,
@@ -229,8 +243,15 @@ async fn restarts_of_a_container_leave_nothing_behind() {
     w.config.kubelet.max_container_restart_period = Duration::from_secs(1);
     let host = w.dir.path().join("host");
     std::fs::create_dir_all(&host).unwrap();
-    w.manifest("again", &every_volume(&host));
     w.start().await;
+    w.joined().await;
+    for (kind, name, data) in [("ConfigMap", "c", "one"), ("Secret", "s", "b25l")] {
+        w.api().create_json(json!({
+            "apiVersion": "v1", "kind": kind, "metadata": {"name": name, "namespace": "default"},
+            "data": {"key": data},
+        }));
+    }
+    w.create("again", &every_volume(&host));
     let mut found = Vec::new();
     for attempt in [FEW, many] {
         let starts = usize::try_from(attempt).unwrap() + 1;
@@ -245,7 +266,7 @@ async fn restarts_of_a_container_leave_nothing_behind() {
     println!("after {many} restarts: {:?}", found[1]);
     assert_eq!(found[0], found[1], "after {FEW} and after {many} restarts");
     let uid = w.uid("again").to_string();
-    w.remove_manifest("again");
+    w.delete("again", Some(1));
     w.until("nothing is left of it", 200, |w| {
         w.left_of("again", &uid).is_empty()
     })

@@ -65,6 +65,11 @@ async fn until_drivers(api: &FakeApi, wanted: Value) {
     .await;
 }
 
+fn writes(api: &FakeApi) -> usize {
+    let read = ["get", "list", "watch"];
+    api.count(|r| ["csinodes", "nodes"].contains(&&*r.kind) && !read.contains(&&*r.verb))
+}
+
 fn of_drivers(api: &FakeApi) -> usize {
     api.count(|r| r.kind == "csinodes" || (r.kind == "nodes" && r.verb != "watch"))
 }
@@ -135,7 +140,7 @@ async fn nothing_is_written_again_by_a_driver_or_an_agent_that_restarts() {
         (crate::world::told(&driver).len() == 1).then_some(())
     })
     .await;
-    let before = of_drivers(&api);
+    let before = writes(&api);
     driver.restart().unwrap();
     eventually("it registers again", || {
         (crate::world::told(&driver).len() == 2).then_some(())
@@ -149,7 +154,26 @@ async fn nothing_is_written_again_by_a_driver_or_an_agent_that_restarts() {
     })
     .await;
     agent.end().await;
-    assert_eq!(of_drivers(&api), before, "{:?}", api.requests());
+    assert_eq!(writes(&api), before, "{:?}", api.requests());
+}
+
+#[tokio::test]
+async fn what_somebody_deleted_is_there_again_after_the_next_start() {
+    let dirs = Dirs::new();
+    let _driver = dirs.driver("d");
+    let api = FakeApi::new();
+    let made = make_node(&api);
+    let agent = Agent::start(&dirs, Some(client(&api)));
+    agent.node.set(Arc::clone(&made));
+    let entry = json!([{ "name": "d", "nodeID": "csi-node" }]);
+    until_drivers(&api, entry.clone()).await;
+    eventually("the annotation is there", || ids(&api)).await;
+    assert!(api.remove::<CSINode>("", NODE));
+    let mut agent = agent.restarted(&dirs).await;
+    agent.node.set(made);
+    agent.run();
+    until_drivers(&api, entry).await;
+    agent.end().await;
 }
 
 #[tokio::test]
@@ -401,6 +425,7 @@ fn persistent(driver: &str, handle: &str) -> Arc<Resolved> {
         secrets: BTreeMap::new(),
         tokens: BTreeMap::new(),
         capacity: None,
+        missing: None,
     })
 }
 

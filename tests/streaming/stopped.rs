@@ -153,6 +153,7 @@ async fn stop(world: &World, pod: &TestPod) {
         permit: &permit,
         clock: &runtime.clock,
         pace: &pace,
+        ends: None,
     };
     let condemned = Condemned {
         status: &status,

@@ -8,7 +8,9 @@ use sha2::{Digest, Sha256};
 
 use super::Problems;
 use crate::types::PodSource;
-use crate::types::pod::{CONFIG_HASH, CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE, MANIFEST_HASH};
+use crate::types::pod::{
+    CONFIG_HASH, CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE, MANIFEST_HASH, MIRROR_DIGEST,
+};
 
 /// Origin of a static pod; part of its identity.
 #[derive(Clone, Copy, Debug)]
@@ -60,6 +62,7 @@ pub(super) fn convert(pod: &mut Pod, uid: String, origin: &StaticOrigin<'_>, see
         metadata.namespace = Some("default".to_owned());
     }
     let annotations = metadata.annotations.get_or_insert_default();
+    annotations.remove(MIRROR_DIGEST);
     for (key, value) in [
         (CONFIG_HASH, uid.as_str()),
         (MANIFEST_HASH, uid.as_str()),

@@ -33,6 +33,7 @@ fn context<'a>(
         node,
         unsafe_sysctls,
         apparmor: false,
+        strict_groups: None,
         pressure: Pressure::default(),
         unplaced: None,
     }
@@ -325,6 +326,28 @@ fn as_static(mut pod: Pod) -> Pod {
     let annotations = [("kubernetes.io/config.source".to_owned(), "file".to_owned())];
     pod.metadata.annotations = Some(annotations.into());
     pod
+}
+
+#[test]
+fn a_policy_of_groups_needs_a_runtime_that_has_it() {
+    let strict = pod(
+        "a",
+        json!({"containers": [], "securityContext": {"supplementalGroupsPolicy": "Strict"}}),
+    );
+    let plain = pod("b", json!({"containers": []}));
+    let node = Node::default();
+    for (has, pod, want) in [
+        (Some(false), &strict, "SupplementalGroupsPolicyNotSupported"),
+        (Some(true), &strict, "Admitted"),
+        (None, &strict, "Admitted"),
+        (Some(false), &plain, "Admitted"),
+    ] {
+        let ctx = AdmissionContext {
+            strict_groups: has,
+            ..context(&node, 110, &[], &[])
+        };
+        assert_eq!(outcome(admit(pod, &[], &ctx)).0, want, "{has:?}");
+    }
 }
 
 #[test]

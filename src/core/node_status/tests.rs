@@ -610,10 +610,36 @@ fn a_cloud_providers_addresses_stay() {
 }
 
 #[test]
+fn a_cloud_provider_is_given_all_addresses_that_are_named_now() {
+    let (pressure, ready) = (Pressure::default(), Readiness::default());
+    let memory = Memory::default();
+    for (external, given, want) in [
+        (true, vec!["10.0.0.1", "fd00::1"], Some("10.0.0.1,fd00::1")),
+        (true, vec!["::"], None),
+        (true, vec![], None),
+        (false, vec!["10.0.0.1"], None),
+    ] {
+        let mut settings = settings();
+        settings.external_cloud_provider = external;
+        settings.node_ips = given.iter().map(|ip| ip.parse().unwrap()).collect();
+        let mut base = initial_node(&settings);
+        let annotations = base.metadata.annotations.get_or_insert_default();
+        annotations.insert(PROVIDED_IP.to_owned(), "192.0.2.7".to_owned());
+        let computed = compute(&base, &settings, &facts(), pressure, &ready, &memory, at(5));
+        let annotations = computed.node.metadata.annotations.unwrap();
+        assert_eq!(
+            annotations.get(PROVIDED_IP).map(String::as_str),
+            want,
+            "{given:?}"
+        );
+    }
+}
+
+#[test]
 fn a_cloud_provider_gives_the_addresses_that_are_not_named() {
     let (pressure, ready) = (Pressure::default(), Readiness::default());
     let memory = Memory::default();
-    for (given, internal) in [(None, false), (Some("10.0.0.1"), true), (Some("::"), false)] {
+    for (given, internal) in [(None, false), (Some("10.0.0.1"), true), (Some("::"), true)] {
         let mut settings = settings();
         settings.external_cloud_provider = true;
         settings.node_ips = given.iter().map(|ip| ip.parse().unwrap()).collect();

@@ -158,10 +158,10 @@ pub fn standing<'a>(
 }
 
 fn may_go(candidate: &Candidate<'_>) -> bool {
-    !is_critical(candidate.pod) && !candidate.pod.is_deleting()
+    !is_critical(candidate.pod)
 }
 
-/// Returns the pod to evict: the first in rank that is neither static, mirror, critical nor being deleted.
+/// Returns the pod to evict: the first in rank that is neither static, mirror nor critical.
 pub fn victim<'a>(
     signal: Signal,
     disks: Disks,

@@ -185,6 +185,8 @@ kinds! {
     SHUTDOWN_MANAGER = "shutdownmanager": Own, Owner::Node, Relaxed, Absent;
     /// Observations and last actions of evictions: `/node`.
     PRESSURE = "pressure": Own, Owner::Node, Relaxed, Absent;
+    /// The cgroup driver that the container runtime has reported: `/runtime`.
+    CGROUP_DRIVER = "cgroupdriver": Own, Owner::Node, Relaxed, Absent;
     /// The last reported status of the node, by name.
     NODE_STATUS = "nodestatus": Own, Owner::Node, Relaxed, Absent;
     /// Files whose pod is not used, by source.

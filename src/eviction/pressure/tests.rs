@@ -37,6 +37,8 @@ struct Node {
     evicted: Mutex<Vec<(String, i64)>>,
     /// Signals for which pods cannot be measured.
     unmeasured: Mutex<Vec<Signal>>,
+    /// Pods that are being stopped for another reason.
+    stopping: Mutex<Vec<Stopping>>,
     /// Maximum age that each request for the usage of disks allowed.
     max_ages: Mutex<Vec<Duration>>,
     disks: Mutex<Disks>,
@@ -66,6 +68,10 @@ impl ActivePods for Node {
         evicted.push((pod.name().to_owned(), eviction.grace_seconds));
     }
 
+    fn stopping(&self) -> Vec<Stopping> {
+        self.stopping.lock().unwrap().clone()
+    }
+
     fn evicting(&self) -> Vec<Evicting> {
         self.evicting.lock().unwrap().clone()
     }
@@ -90,7 +96,8 @@ impl Figures for Node {
 
     fn usage(&self, query: UsageQuery) -> BoxFuture<'_, Option<BTreeMap<PodUid, PodUse>>> {
         self.max_ages.lock().unwrap().push(query.max_age);
-        let pods = self.running().into_iter().map(|pod| {
+        let stopping = self.stopping().into_iter().map(|s| s.pod);
+        let pods = self.running().into_iter().chain(stopping).map(|pod| {
             let used = PodUse {
                 memory: pod
                     .name()
@@ -239,6 +246,23 @@ async fn the_first_in_rank_goes_and_the_next_waits_for_its_end() {
     assert_eq!(events[0].reason, "EvictionThresholdMet");
     assert_eq!(events[0].message, "Attempting to reclaim memory");
     assert!(events.len() <= 2, "{events:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_leaks_while_it_ends_slowly_goes_before_others() {
+    for (grace_seconds, left, wanted) in [(600, 500, "p9"), (600, 0, "p3"), (1, 500, "p3")] {
+        let world = World::new(Signal::Memory, None);
+        let pod = json!({"metadata": {"name": "p9", "namespace": "n", "uid": "p9", "deletionTimestamp": "2026-01-01T00:00:00Z"}, "spec": {"containers": []}});
+        let now = world.clock.now();
+        world.node.stopping.lock().unwrap().push(Stopping {
+            pod: Arc::new(serde_json::from_value(pod).unwrap()),
+            grace_seconds,
+            deadline: now.plus(Duration::from_secs(left)),
+        });
+        world.set(50);
+        world.live(5).await;
+        assert_eq!(world.evicted()[0], wanted, "{grace_seconds} {left}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -616,6 +640,10 @@ impl ActivePods for Wild {
             grace_seconds: eviction.grace_seconds,
         };
         self.ending.lock().unwrap().push((order, self.scene().lag));
+    }
+
+    fn stopping(&self) -> Vec<Stopping> {
+        Vec::new()
     }
 
     fn evicting(&self) -> Vec<Evicting> {

@@ -40,6 +40,8 @@ struct Shared {
     imports: Mutex<Vec<String>>,
     unpinned: Mutex<Vec<String>>,
     is_broken: AtomicBool,
+    /// The runtime has not taken over what pulls of earlier boots have unpacked.
+    is_unready: AtomicBool,
     /// The runtime has lost blobs of the images that it lists.
     has_lost_blobs: AtomicBool,
     /// Images that the runtime keeps, cannot read and does not show.
@@ -86,6 +88,21 @@ impl ImageService for Runtime {
             ..Default::default()
         };
         Ok(images.iter().map(image).collect())
+    }
+
+    async fn before_pulls(&self, image: &str) -> Result<(), CriError> {
+        if !self.0.is_unready.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        Err(CriError {
+            operation: "pull_image",
+            object: image.to_owned(),
+            kind: crate::kuberuntime::cri::CriErrorKind::Unavailable {
+                socket: "/run/c.sock".to_owned(),
+            },
+            message: "connection refused".to_owned(),
+            source: None,
+        })
     }
 
     async fn remove_image(&self, image: &str) -> Result<(), CriError> {
@@ -225,11 +242,12 @@ impl World {
         fs::rename(dir.join("new"), dir.join(name)).unwrap();
     }
 
-    async fn look(&self, is_first: bool) {
+    /// Returns whether another look is due soon.
+    async fn look(&self, is_first: bool) -> bool {
         self.manager
             .look_at_archives(is_first, &self.runtime, &self.store, &self.recorder)
             .await
-            .unwrap();
+            .unwrap()
     }
 
     async fn ensure(&self, image: &str) -> Result<Present, ImageError> {
@@ -415,6 +433,27 @@ async fn an_archive_that_cannot_be_imported_is_told_once_per_start_and_stops_nob
 }
 
 #[tokio::test]
+async fn an_archive_waits_for_a_runtime_that_is_not_ready_and_keeps_its_pins() {
+    let w = world();
+    w.add("a.tar", &saved(&["example.com/a:1"]));
+    assert!(!w.look(true).await);
+    assert_eq!(w.imports(), ["a.tar"]);
+    w.runtime.0.images.lock().unwrap().clear();
+    w.runtime.0.is_unready.store(true, Ordering::SeqCst);
+    w.add("b.tar", &saved(&["example.com/b:1"]));
+    assert!(w.look(false).await);
+    assert!(w.events().is_empty());
+    w.ensure("example.com/a:1").await.unwrap_err();
+    assert!(w.imports().is_empty());
+    let is_a = |image: &str| qualified(image) == "example.com/a:1";
+    let holder = images::archive_of(&w.store.snapshot(), is_a);
+    assert_eq!(holder.as_deref(), Some("a.tar"));
+    w.runtime.0.is_unready.store(false, Ordering::SeqCst);
+    assert!(!w.look(false).await);
+    assert_eq!(w.imports(), ["a.tar", "b.tar"]);
+}
+
+#[tokio::test]
 async fn bad_archives_are_told_once_each_and_disturb_nothing() {
     let w = world();
     w.add("cut.tar", &saved(&["a:1"])[..3_000]);
@@ -592,7 +631,7 @@ async fn a_pod_waits_for_no_archive_but_that_of_its_image() {
         w.ensure("b:1").await.unwrap()
     };
     let present = tokio::select! {
-        () = w.look(true) => panic!("the import of a.tar does not end"),
+        _ = w.look(true) => panic!("the import of a.tar does not end"),
         present = tokio::time::timeout(Duration::from_secs(60), imported) => present.unwrap(),
     };
     assert_eq!(present.reference, "id-of-docker.io/library/b:1");

@@ -6,6 +6,7 @@ use super::super::collect::Collection;
 use super::*;
 use crate::core::image_gc::Policy;
 use crate::core::image_gc::report::{Judged, Report};
+use crate::core::state::{TerminationCause, Transaction, WorkerPhase, WorkerRecord};
 
 const POLICY: Policy = Policy {
     minimum_age: Duration::from_secs(120),
@@ -47,6 +48,64 @@ impl World {
         left.sort_unstable();
         left
     }
+}
+
+#[tokio::test]
+async fn a_name_that_the_runtime_cannot_resolve_keeps_no_other_image() {
+    let w = world(ImageConfig::default());
+    w.have(&["r.io/wanted:1", "r.io/unused:1"]);
+    let unresolvable = &w.service.0.unresolvable;
+    unresolvable
+        .lock()
+        .unwrap()
+        .insert("MyRegistry/App".to_owned());
+    let collection = w.collection(POLICY, &["MyRegistry/App", "r.io/wanted:1"]);
+    w.manager.collect(&collection, &w.service).await.unwrap();
+    w.clock.advance(Duration::from_secs(601));
+    w.manager.collect(&collection, &w.service).await.unwrap();
+    assert_eq!(w.left(), ["r.io/wanted:1"]);
+}
+
+#[tokio::test]
+async fn a_pod_that_is_over_needs_no_image() {
+    let w = world(ImageConfig::default());
+    let pod = |phase: &str, annotations: serde_json::Value| -> Pod {
+        serde_json::from_value(json!({
+            "metadata": {"uid": "u", "annotations": annotations}, "status": {"phase": phase},
+            "spec": {"containers": []},
+        }))
+        .unwrap()
+    };
+    let file = json!({"kubernetes.io/config.source": "file"});
+    for (phase, annotations, over) in [
+        ("Pending", json!({}), false),
+        ("Running", json!({}), false),
+        ("Succeeded", json!({}), true),
+        ("Failed", json!({}), true),
+        ("Failed", file.clone(), false),
+    ] {
+        let seen = w.store.snapshot();
+        assert_eq!(is_over(&pod(phase, annotations), &seen), over, "{phase}");
+    }
+    // The API server may not know it yet.
+    let now = w.clock.now();
+    let record = WorkerRecord {
+        full_name: "p_ns".to_owned(),
+        queued: now,
+        started: Some(now),
+        phase: WorkerPhase::Finished {
+            since: now,
+            cause: TerminationCause::Completed,
+        },
+        deleted: false,
+        restart_requested: false,
+        runtime_only: false,
+    };
+    let recorded = Transaction::new().put("u", record);
+    w.store.commit(recorded).await.unwrap();
+    let seen = w.store.snapshot();
+    assert!(is_over(&pod("Running", json!({})), &seen));
+    assert!(!is_over(&pod("Running", file), &seen));
 }
 
 #[tokio::test]

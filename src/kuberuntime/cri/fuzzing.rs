@@ -44,10 +44,9 @@ pub(crate) fn cri_answers(data: &[u8]) {
             }
             for pod in pods.values_mut() {
                 pod.sort();
-                assert!(
-                    pod.sandboxes
-                        .is_sorted_by(|a, b| a.created_at_ns >= b.created_at_ns)
-                );
+                assert!(pod.sandboxes.is_sorted_by(
+                    |a, b| (a.attempt, a.created_at_ns) >= (b.attempt, b.created_at_ns)
+                ));
             }
         }
         1 => {

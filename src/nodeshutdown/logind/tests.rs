@@ -137,6 +137,15 @@ impl World {
     /// A machine that allows a delay, and pods that need 30 s.
     fn new(delay: u64, obeys: bool) -> Self {
         let dir = tempfile::tempdir().unwrap();
+        let drop_in = dir.path().join("logind.conf.d/zz-holdfast.conf");
+        Self::within(dir, delay, obeys, drop_in)
+    }
+
+    fn with_drop_in(delay: u64, obeys: bool, drop_in: PathBuf) -> Self {
+        Self::within(tempfile::tempdir().unwrap(), delay, obeys, drop_in)
+    }
+
+    fn within(dir: tempfile::TempDir, delay: u64, obeys: bool, drop_in: PathBuf) -> Self {
         let shared = Shared {
             machine: Arc::new(Mutex::new(Machine {
                 delay: Duration::from_secs(delay),
@@ -144,7 +153,7 @@ impl World {
                 ..Machine::default()
             })),
             asked: watch::Sender::new(0),
-            drop_in: dir.path().join("logind.conf.d/99-holdfast.conf"),
+            drop_in,
             obeys,
         };
         let socket = dir.path().join("bus");
@@ -288,6 +297,20 @@ async fn a_logind_that_allows_less_still_gives_a_lock() {
     assert_eq!(w.machine().signals.len(), 1, "asked once on a connection");
     let problem = w.shown(Inhibitor::Held).await.unwrap();
     assert!(problem.starts_with("logind allows a delay of 5 s, 32 s"));
+    assert_eq!(*w.link.delay.borrow(), Some(Duration::from_secs(5)));
+}
+
+#[tokio::test]
+async fn pods_get_what_logind_allows_where_that_cannot_be_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    // A file where the directory should be.
+    let file = dir.path().join("logind.conf.d");
+    std::fs::write(&file, "").unwrap();
+    let mut w = World::with_drop_in(5, true, file.join("zz-holdfast.conf"));
+    w.announced(Announced::Up).await;
+    assert!(w.shown(Inhibitor::Held).await.is_some());
+    assert_eq!(*w.link.delay.borrow(), Some(Duration::from_secs(5)));
+    assert!(w.machine().signals.is_empty());
 }
 
 #[tokio::test]

@@ -220,6 +220,35 @@ async fn an_immutable_object_is_read_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_immutable_object_is_read_again_for_a_new_pod() {
+    let world = World::new();
+    let object = |text: &str| {
+        let mut object = config_map("c", text);
+        object["immutable"] = json!(true);
+        object
+    };
+    let volumes = json!({"volumes": [{"name": "c", "configMap": {"name": "c"}}]});
+    world.fake.put(CONFIG_MAPS, object("1"));
+    let life = world.start();
+    life.objects.register(&pod("a", volumes.clone()));
+    assert_eq!(value_of(&life.objects, "c").await, "1");
+    world.fake.put(CONFIG_MAPS, object("2"));
+    // A pod that is known needs no other look.
+    life.objects.register(&pod("a", volumes.clone()));
+    assert_eq!(value_of(&life.objects, "c").await, "1");
+    life.objects.register(&pod("b", volumes.clone()));
+    assert_eq!(value_of(&life.objects, "c").await, "2");
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    let requests = world.fake.requests();
+    let of_it = requests.iter().filter(|line| line.contains("configmaps"));
+    assert_eq!(of_it.count(), 2, "{requests:?}");
+    // Without the API server it is as it was.
+    world.fake.set(Mode::Down);
+    life.objects.register(&pod("d", volumes));
+    assert_eq!(value_of(&life.objects, "c").await, "2");
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_authoriser_that_does_not_know_the_pod_yet_is_asked_again() {
     let world = World::new();
     world.fake.put(SECRETS, secret("s", "1"));

@@ -463,6 +463,21 @@ async fn a_mounted_volume_stays_while_its_claim_goes() {
     lost["status"]["phase"] = json!("Lost");
     world.put("persistentvolumeclaims/ns/data", &lost).await;
     assert_eq!(world.one(&claiming()).await.unwrap().remote, remote);
+    // Also one that is published again and again: not now, and its containers start.
+    let mut again = remote.clone();
+    let Source::Csi(source) = &mut again.source else {
+        panic!("{again:?}");
+    };
+    source.requires_republish = true;
+    world
+        .put("volumes/uid-web/v", &serde_json::to_value(&again).unwrap())
+        .await;
+    let found = world.one(&claiming()).await.unwrap();
+    assert_eq!(found.remote, again);
+    assert!(found.missing.is_some());
+    world
+        .put("volumes/uid-web/v", &serde_json::to_value(&remote).unwrap())
+        .await;
     // Another claim of that name leads to another volume.
     let mut other = volume(csi());
     other["metadata"]["name"] = json!("pv-2");

@@ -184,6 +184,25 @@ async fn a_changed_manifest_replaces_the_mirror_pod() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_changed_manifest_with_a_uid_of_its_own_replaces_the_mirror_pod() {
+    let rig = Rig::new();
+    rig.want("9d2c-fixed");
+    pass(100).await;
+    rig.show();
+    rig.log();
+    let mut changed = static_pod("9d2c-fixed");
+    changed.spec.as_mut().unwrap().containers[0].image = Some("j".to_owned());
+    rig.pods.update(Arc::new(changed));
+    rig.status.wake_mirrors();
+    pass(100).await;
+    assert_eq!(rig.log(), ["DELETE", "POST"]);
+    let mirror = rig.show();
+    assert_eq!(mirror.containers()[0].image.as_deref(), Some("j"));
+    pass(100).await;
+    assert!(rig.log().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_mirror_pod_that_a_user_deletes_comes_back() {
     let rig = Rig::new();
     rig.want("h1");

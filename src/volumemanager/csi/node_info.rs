@@ -5,7 +5,8 @@
 //! topology as labels of the node, which stay after a driver is removed.
 //!
 //! Written only after a change, also across restarts; retried while the API server is unreachable. A node object that
-//! was made anew gets everything again.
+//! was made anew gets everything again. What the API server has is compared at each start and every ten minutes: somebody may
+//! have deleted a CSINode, or restored the server's data.
 //!
 //! **Invariant:** a refusal for one driver affects no other one: all are written at once, and each by itself if that is
 //! refused.
@@ -20,6 +21,7 @@ use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use rand::Rng;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::registry::{Driver, Drivers};
 use crate::apiserver::{ApiClient, Reachability};
@@ -30,6 +32,8 @@ use crate::types::causes;
 pub(super) const NODE_ID_ANNOTATION: &str = "csi.volume.kubernetes.io/nodeid";
 const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(60));
 const REQUEST: Duration = Duration::from_secs(10);
+/// Time between two comparisons with what the API server has.
+const COMPARED: Duration = Duration::from_secs(600);
 
 /// Reason why a report failed.
 #[derive(Debug, thiserror::Error)]
@@ -100,6 +104,8 @@ pub(super) struct NodeInfo {
     node: NodeObject,
     drivers: Drivers,
     said: BTreeSet<String>,
+    /// When each driver was compared with what the API server has.
+    compared: BTreeMap<String, Instant>,
 }
 
 impl NodeInfo {
@@ -110,6 +116,7 @@ impl NodeInfo {
             node,
             drivers,
             said: BTreeSet::new(),
+            compared: BTreeMap::new(),
         }
     }
 
@@ -141,10 +148,13 @@ impl NodeInfo {
                 }
                 connection.up().await;
             };
+            let oldest = self.compared.values().min().copied();
+            let due = oldest.unwrap_or_else(Instant::now) + COMPARED;
             tokio::select! {
                 Ok(()) = changes.changed() => {}
                 Ok(()) = nodes.changed() => {}
                 () = tokio::time::sleep(wait), if open => {}
+                () = tokio::time::sleep_until(due), if !open && !self.compared.is_empty() => {}
                 () = came_up, if open => {}
             }
         }
@@ -166,12 +176,19 @@ impl NodeInfo {
     }
 
     /// One try for everything that is not told yet. Gives what is wrong with single drivers.
-    async fn pass(&self) -> Result<Vec<TellError>, TellError> {
+    async fn pass(&mut self) -> Result<Vec<TellError>, TellError> {
         let Some(uid) = self.node.get().and_then(|node| node.metadata.uid.clone()) else {
             return Ok(Vec::new());
         };
-        let untold = |driver: &Driver| driver.gone || driver.told.as_ref() != Some(&uid);
-        let open: Vec<Driver> = self.drivers.all().into_iter().filter(untold).collect();
+        let all = self.drivers.all();
+        self.compared
+            .retain(|name, at| all.iter().any(|d| d.name == *name) && at.elapsed() < COMPARED);
+        let untold = |driver: &Driver| {
+            driver.gone
+                || driver.told.as_ref() != Some(&uid)
+                || !self.compared.contains_key(&driver.name)
+        };
+        let open: Vec<Driver> = all.into_iter().filter(untold).collect();
         if open.is_empty() {
             return Ok(Vec::new());
         }
@@ -184,7 +201,11 @@ impl NodeInfo {
     }
 
     /// Tells of each driver by itself.
-    async fn tell_each(&self, uid: &str, open: Vec<Driver>) -> Result<Vec<TellError>, TellError> {
+    async fn tell_each(
+        &mut self,
+        uid: &str,
+        open: Vec<Driver>,
+    ) -> Result<Vec<TellError>, TellError> {
         let mut refused = Vec::new();
         for driver in open {
             let name = driver.name.clone();
@@ -197,13 +218,14 @@ impl NodeInfo {
         Ok(refused)
     }
 
-    async fn tell_of(&self, uid: &str, open: Vec<Driver>) -> Result<Vec<TellError>, TellError> {
+    async fn tell_of(&mut self, uid: &str, open: Vec<Driver>) -> Result<Vec<TellError>, TellError> {
         let (accepted, refused) = self.tell_node(uid, open).await?;
         if !accepted.is_empty() {
             self.tell_csi_node(uid, &accepted).await?;
         }
         for driver in &accepted {
             self.drivers.told(driver, uid).await;
+            self.compared.insert(driver.name.clone(), Instant::now());
         }
         Ok(refused)
     }

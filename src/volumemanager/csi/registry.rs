@@ -245,6 +245,9 @@ impl Drivers {
             }
             return;
         }
+        if now.told.as_deref() == Some(node) {
+            return;
+        }
         now.told = Some(node.to_owned());
         if let Err(error) = self.save(now.clone()).await {
             tracing::warn!(

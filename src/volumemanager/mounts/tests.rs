@@ -18,8 +18,13 @@ fn mountinfo_is_read_with_its_escapes() {
             read_only: false,
             shared: Some("2".to_owned()),
             master: Some("1".to_owned()),
+            has_labels: false,
         }
     );
+    // One with labels, and one whose files all have that of the mount.
+    let table = b"36 35 8:1 / /a rw - ext4 /dev/sda rw,seclabel\n37 35 8:2 / /b rw - ext4 /dev/sdb rw,context=\"u:r:t:s0\"\n";
+    let labels: Vec<_> = parse(table).iter().map(|m| m.has_labels).collect();
+    assert_eq!(labels, [true, false]);
     let read_only: Vec<_> = all.iter().map(|m| m.read_only).collect();
     assert_eq!(read_only, [false, true, true]);
 }

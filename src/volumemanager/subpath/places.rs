@@ -9,7 +9,7 @@ use std::path::Path;
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 
 use super::dir_of;
@@ -38,10 +38,16 @@ pub(super) fn prepare(
     let target = parent.join(target.file_name().unwrap_or_default());
     let mounted = mounts::at(&target).map_err(io("read the mount table"))?;
     if mounted.is_some() {
-        if is_same(&target, &seen)? {
-            return Ok(());
+        match is_same(&target, &seen) {
+            Ok(true) => return Ok(()),
+            Ok(false) => unmount(&target, "unmount what was there")?,
+            // The volume may be mounted anew since; what is bound here is not.
+            Err(error) if is_gone(error) => {
+                tracing::info!(place = %target.display(), %error, "the storage behind a part of a volume is gone, binding it anew");
+                unmount_gone(&target)?;
+            }
+            Err(error) => return Err(error.into()),
         }
-        unmount(&target, "unmount what was there")?;
     }
     make_target(&target, &seen).map_err(io("make a place for it"))?;
     let source = format!("/proc/self/fd/{}", part.as_raw_fd());
@@ -60,15 +66,40 @@ pub(super) fn prepare(
     Err(Trouble::Races)
 }
 
+/// Returns whether an error shows that the storage behind a mount is gone: a server that has forgotten the file, a daemon of FUSE
+/// that has ended, a disk that was removed. Upstream: `prepareSubpathTarget`.
+pub(super) fn is_gone(error: Errno) -> bool {
+    matches!(
+        error,
+        Errno::ESTALE
+            | Errno::ENOTCONN
+            | Errno::ENOENT
+            | Errno::EIO
+            | Errno::ENODEV
+            | Errno::ENXIO
+            | Errno::EHOSTDOWN
+            | Errno::EACCES
+    )
+}
+
+/// Unmounts a part whose storage is gone, also while somebody uses it: no use of it does anything any more.
+fn unmount_gone(target: &Path) -> Result<(), Trouble> {
+    let verb = "unmount what was there";
+    match mounts::unmount_own(target) {
+        Ok(_) => Ok(()),
+        // The kernel's; what somebody else has mounted over it or in it stays.
+        Err(error) if error.raw_os_error() == Some(Errno::EBUSY as i32) => {
+            let flags = MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW;
+            umount2(target, flags).map_err(|error| Trouble::Io(verb, error.into()))
+        }
+        Err(error) => Err(Trouble::Io(verb, error)),
+    }
+}
+
 /// Returns whether the file at a path, seen through the mount there, is this one.
-fn is_same(target: &Path, wanted: &FileStat) -> Result<bool, Trouble> {
+fn is_same(target: &Path, wanted: &FileStat) -> Result<bool, Errno> {
     let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-    let seen = match open(target, flags, Mode::empty()) {
-        Ok(file) => fstat(&file)?,
-        // A server that has forgotten it: mount it anew.
-        Err(Errno::ESTALE) => return Ok(false),
-        Err(error) => return Err(error.into()),
-    };
+    let seen = fstat(&open(target, flags, Mode::empty())?)?;
     Ok((seen.st_dev, seen.st_ino) == (wanted.st_dev, wanted.st_ino))
 }
 

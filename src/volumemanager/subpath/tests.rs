@@ -481,3 +481,20 @@ async fn a_part_is_on_record_until_its_pod_is_unmounted() {
     let left: Vec<_> = fs::read_dir(world.volume()).unwrap().collect();
     assert_eq!(left.len(), 3, "a, b and out: {left:?}");
 }
+
+#[test]
+fn only_errors_of_storage_that_is_gone_have_a_part_bound_anew() {
+    use nix::errno::Errno;
+    for gone in [
+        Errno::ESTALE,
+        Errno::ENOTCONN,
+        Errno::ENOENT,
+        Errno::EIO,
+        Errno::EHOSTDOWN,
+    ] {
+        assert!(super::places::is_gone(gone), "{gone}");
+    }
+    for other in [Errno::ELOOP, Errno::EINTR, Errno::EMFILE, Errno::ENOMEM] {
+        assert!(!super::places::is_gone(other), "{other}");
+    }
+}

@@ -460,6 +460,7 @@ impl Node {
             node: &self.object,
             unsafe_sysctls: &[],
             apparmor: true,
+            strict_groups: None,
             pressure: Pressure::default(),
             unplaced: None,
         };

@@ -349,6 +349,7 @@ fn resolved(remote: Remote) -> Arc<Resolved> {
         secrets: secrets.into_iter().collect(),
         tokens: BTreeMap::new(),
         capacity: None,
+        missing: None,
     })
 }
 

@@ -97,6 +97,7 @@ struct Control {
     events: bool,
     checkpoints: bool,
     user_namespaces: bool,
+    cgroup_driver: Option<v1::CgroupDriver>,
     /// Name and version that it gives.
     release: Option<(String, String)>,
     lose_events: usize,
@@ -136,6 +137,7 @@ impl FakeCri {
                 events: true,
                 checkpoints: false,
                 user_namespaces: false,
+                cgroup_driver: None,
                 release: None,
                 lose_events: 0,
                 list_limit: 16 << 20,
@@ -355,6 +357,11 @@ impl FakeCri {
     /// Whether the runtime checkpoints containers: it writes a file where it is told to.
     pub fn offer_checkpoints(&self, offer: bool) {
         self.control().checkpoints = offer;
+    }
+
+    /// The cgroup driver that the runtime reports; none unless set, as containerd before 2.0.
+    pub fn set_cgroup_driver(&self, driver: Option<v1::CgroupDriver>) {
+        self.control().cgroup_driver = driver;
     }
 
     /// Whether the runtime's default handler runs pods in user namespaces.

@@ -591,7 +591,15 @@ impl RuntimeService for Service {
         _: Request<v1::RuntimeConfigRequest>,
     ) -> Result<Response<v1::RuntimeConfigResponse>, Status> {
         self.call("runtime_config", "", async {
-            Err(not_offered("runtime_config"))
+            let driver = self.0.control().cgroup_driver;
+            let Some(driver) = driver else {
+                return Err(not_offered("runtime_config"));
+            };
+            Ok(v1::RuntimeConfigResponse {
+                linux: Some(v1::LinuxRuntimeConfiguration {
+                    cgroup_driver: driver.into(),
+                }),
+            })
         })
         .await
     }
