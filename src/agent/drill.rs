@@ -22,7 +22,9 @@ pub(super) async fn evictions(workers: PodWorkers, pods: PodManager, token: Canc
             () = token.cancelled() => return,
             () = tokio::time::sleep(Duration::from_millis(100)) => {}
         }
-        let Ok(names) = tokio::fs::read_to_string(&file).await else {
+        let names = tokio::fs::read_to_string(&file).await;
+        // An empty one is about to be written.
+        let Some(names) = names.ok().filter(|names| !names.is_empty()) else {
             continue;
         };
         for pod in pods.all() {

@@ -67,9 +67,7 @@ pub trait ActivePods: Send + Sync {
 pub struct Stopping {
     /// The pod.
     pub pod: Arc<Pod>,
-    /// Its grace period.
-    pub grace_seconds: i64,
-    /// The end of that.
+    /// The end of its grace period.
     pub deadline: Stamp,
 }
 

@@ -419,8 +419,10 @@ impl NodePressure {
         let mut running = pods.running();
         running.retain(|pod| !pod.is_deleting());
         // A pod that leaks may have hours to end: before others go, it ends as fast as they would.
+        let now = options.clock.now();
         let is_slow = |s: &Stopping| {
-            s.grace_seconds > grace_of(&s.pod) && !s.deadline.reached(options.clock.now())
+            let grace = u64::try_from(grace_of(&s.pod)).unwrap_or(0);
+            s.deadline.until(now) > Duration::from_secs(grace)
         };
         let stopping = pods.stopping().into_iter().filter(is_slow);
         running.extend(stopping.map(|s| s.pod));

@@ -562,3 +562,28 @@ fn measure(directory: &PathBuf) -> Option<Disk> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_answer_about_a_name_says_that_there_is_no_such_image() {
+        let of = |kind| CriError {
+            operation: "image_status",
+            object: "x".to_owned(),
+            kind,
+            message: String::new(),
+            source: None,
+        };
+        let socket = "/run/c.sock".to_owned();
+        for (kind, momentary) in [
+            (CriErrorKind::Unavailable { socket }, true),
+            (CriErrorKind::DeadlineExceeded, true),
+            (CriErrorKind::ResourceExhausted, true),
+            (CriErrorKind::Other, false),
+        ] {
+            assert_eq!(is_momentary(&of(kind.clone())), momentary, "{kind:?}");
+        }
+    }
+}

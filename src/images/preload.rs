@@ -107,6 +107,12 @@ impl Preload {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns whether this version of an archive was read and not refused.
+    fn knows(&self, name: &str, stamp: ArchiveStamp) -> bool {
+        let known = self.known();
+        known.get(name).is_some_and(|known| known.stamp == stamp)
+    }
+
     fn holding(&self, image: &str) -> Option<Archive> {
         let image = qualified(image);
         let known = self.known();
@@ -352,7 +358,9 @@ impl ImageManager {
         let (mut due, mut is_due) = (Vec::new(), false);
         for listed in found {
             let record = record_of(&store.snapshot(), &listed.name);
-            match images::archive_step(record.as_ref(), listed.stamp, is_first, is_present) {
+            // One that waits for the runtime is tried again, also if it was refused in an earlier run.
+            let is_again = is_first || preload.knows(&listed.name, listed.stamp);
+            match images::archive_step(record.as_ref(), listed.stamp, is_again, is_present) {
                 ArchiveStep::Read if is_young(listed.stamp, self.clock.now()) => is_due = true,
                 ArchiveStep::Read => {
                     due.extend(self.read_archive(preload, listed, store, recorder).await?);
@@ -417,10 +425,9 @@ impl ImageManager {
         store: &Store,
         recorder: &dyn EventRecorder,
     ) -> Result<Option<Archive>, CommitError> {
-        let known = preload.known().get(&listed.name).cloned();
-        if let Some(known) = known.filter(|known| known.stamp == listed.stamp) {
+        if preload.knows(&listed.name, listed.stamp) {
             // It was read, and waits for the runtime.
-            return Ok(Some(known));
+            return Ok(preload.known().get(&listed.name).cloned());
         }
         let (path, problem) = (listed.path.clone(), listed.problem.take());
         let read = blocking::run_in(&READS, move || match problem {
@@ -714,11 +721,12 @@ impl ImageManager {
     ) -> Result<(), CommitError> {
         let seen = store.snapshot();
         let is_there = |name: &str| found.iter().any(|f| f.name == name);
+        // One that was never imported is not on record.
+        preload.known().retain(|name, _| is_there(name));
         let gone: Vec<ArchiveRecord> = images::all_archives(&seen)
             .filter(|archive| !is_there(&archive.name))
             .collect();
         for gone in gone {
-            preload.known().remove(&gone.name);
             tracing::info!(
                 archive = gone.name,
                 "an archive was removed, unpinned its images"

@@ -230,7 +230,12 @@ impl<T: Clone> Cell<T> {
             Known::Nothing => return,
             Known::Recorded(value) | Known::Live(value) => Known::Recorded(value),
         };
-        self.slot.send_modify(|slot| slot.known = known);
+        self.slot.send_modify(|slot| {
+            // The answer may be there already.
+            if !matches!(slot.known, Known::Live(_)) {
+                slot.known = known;
+            }
+        });
     }
 
     pub(super) fn trouble(&self, trouble: Trouble) {

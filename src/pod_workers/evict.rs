@@ -24,13 +24,8 @@ impl ActivePods for PodWorkers {
         let handles = self.handles();
         let stopping = handles.values().filter(|h| !h.record.runtime_only);
         let stopping = stopping.filter_map(|handle| match &handle.record.phase {
-            WorkerPhase::Terminating {
-                grace_seconds,
-                deadline,
-                ..
-            } => Some(Stopping {
+            WorkerPhase::Terminating { deadline, .. } => Some(Stopping {
                 pod: Arc::clone(&handle.pod),
-                grace_seconds: *grace_seconds,
                 deadline: *deadline,
             }),
             _ => None,

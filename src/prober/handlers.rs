@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::table::Job;
 use super::{grpc, http};
-use crate::kuberuntime::cri::{CriClient, CriErrorKind};
+use crate::kuberuntime::cri::{CriClient, CriError, CriErrorKind};
 use crate::kuberuntime::env;
 use crate::kuberuntime::pod_http::{Client, dial_error, host_port};
 
@@ -132,12 +132,10 @@ impl Handlers {
                 humantime::format_duration(timeout)
             ))
         };
-        let call = self.cri.exec_sync(&job.container_id, command, timeout);
-        let answer = match tokio::time::timeout(timeout + RUNTIME_SILENCE, call).await {
-            Ok(answer) => answer,
-            Err(_) => return self.unended(job, timed_out()).await,
-        };
-        match answer {
+        let start = Instant::now();
+        let id = &job.container_id;
+        let call = (self.cri).exec_sync_within(id, command, timeout, RUNTIME_SILENCE);
+        match call.await {
             Ok(answer) if answer.exit_code == 0 => Ok(Raw::Success),
             Ok(answer) => {
                 let mut output = answer.stdout;
@@ -145,7 +143,11 @@ impl Handlers {
                 Ok(Raw::Failure(text(&output)))
             }
             Err(error) if error.kind == CriErrorKind::DeadlineExceeded => {
-                self.unended(job, timed_out()).await
+                // The runtime says so, or it does not answer.
+                match start.elapsed() < timeout + RUNTIME_SILENCE {
+                    true => Ok(timed_out()),
+                    false => self.unended(job, timed_out()).await,
+                }
             }
             Err(error) => Err(error.to_string()),
         }
@@ -154,8 +156,11 @@ impl Handlers {
     /// Returns the result of a command that has not ended in its time: none, unless the runtime answers.
     async fn unended(&self, job: &Job, failure: Raw) -> Result<Raw, String> {
         let alive = self.cri.container_status(&job.container_id);
+        let is_away = |error: &CriError| {
+            error.is_unavailable() || error.kind == CriErrorKind::DeadlineExceeded
+        };
         match tokio::time::timeout(ALIVE, alive).await {
-            Ok(Ok(_)) => Ok(failure),
+            Ok(answer) if !answer.as_ref().is_err_and(is_away) => Ok(failure),
             _ => Err(
                 "the runtime does not answer, so that it is not known why the command has not ended"
                     .to_owned(),

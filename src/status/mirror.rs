@@ -398,7 +398,7 @@ fn decide(pod: Option<&Pod>, mirror: Option<&Pod>, lives: Lives) -> Step {
         (Some(_), None) => Step::Create,
         (Some(pod), Some(mirror)) => {
             let shown = mirror.annotation(MIRROR_DIGEST);
-            let is_other = || shown.is_some() && digest_of(pod).is_some_and(|d| shown != Some(&*d));
+            let is_other = || digest_of(pod).is_some_and(|d| shown != Some(&*d));
             if mirror.is_deleting() || hash_of_mirror(mirror) != hash_of(pod) || is_other() {
                 Step::Replace
             } else {

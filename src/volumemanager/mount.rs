@@ -282,13 +282,14 @@ impl VolumeManager {
             let Some(Ok(resolved)) = sources.remotes.get(&name) else {
                 continue;
             };
-            let mounting = self.mount_remote(&pod, &name, Arc::clone(resolved), true);
-            let one = match tokio::time::timeout(PATIENCE, mounting).await {
-                Ok(one) => one.map(drop),
-                Err(_) => Err(VolumeError::timed_out(
-                    &pod.uid(),
-                    std::slice::from_ref(&name),
-                )),
+            let one = match &resolved.missing {
+                // No attempt, and so no back-off.
+                Some(why) => Err(VolumeError::Unresolved {
+                    pod: pod.uid(),
+                    volume: name.clone(),
+                    why: why.clone(),
+                }),
+                None => self.republish_one(&pod, &name, resolved).await,
             };
             if let Err(error) = &one {
                 error.tell(&pod, &name, recorder);
@@ -296,6 +297,22 @@ impl VolumeManager {
             result = result.and(one);
         }
         result
+    }
+
+    async fn republish_one(
+        &self,
+        pod: &Arc<Pod>,
+        name: &String,
+        resolved: &Arc<Resolved>,
+    ) -> Result<(), VolumeError> {
+        let mounting = self.mount_remote(pod, name, Arc::clone(resolved), true);
+        match tokio::time::timeout(PATIENCE, mounting).await {
+            Ok(one) => one.map(drop),
+            Err(_) => Err(VolumeError::timed_out(
+                &pod.uid(),
+                std::slice::from_ref(name),
+            )),
+        }
     }
 
     /// Volumes of a running pod that are to be published again at each sync.

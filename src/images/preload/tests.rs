@@ -454,6 +454,28 @@ async fn an_archive_waits_for_a_runtime_that_is_not_ready_and_keeps_its_pins() {
 }
 
 #[tokio::test]
+async fn an_archive_that_was_refused_waits_for_the_runtime_after_a_restart() {
+    let w = world();
+    w.add("a.tar", &saved(&["a:1"]));
+    w.runtime.0.is_broken.store(true, Ordering::SeqCst);
+    w.look(true).await;
+    let w = w.restarted();
+    w.runtime.0.is_broken.store(false, Ordering::SeqCst);
+    w.runtime.0.is_unready.store(true, Ordering::SeqCst);
+    assert!(w.look(true).await && w.look(false).await);
+    w.runtime.0.is_unready.store(false, Ordering::SeqCst);
+    assert!(!w.look(false).await);
+    assert_eq!(w.imports(), ["a.tar"]);
+    // One that is removed while it waits is no source any more.
+    w.runtime.0.is_unready.store(true, Ordering::SeqCst);
+    w.add("b.tar", &saved(&["b:1"]));
+    assert!(w.look(false).await);
+    fs::remove_file(w.dir.path().join("images/b.tar")).unwrap();
+    w.look(false).await;
+    assert!(w.manager.preload.as_ref().unwrap().holding("b:1").is_none());
+}
+
+#[tokio::test]
 async fn bad_archives_are_told_once_each_and_disturb_nothing() {
     let w = world();
     w.add("cut.tar", &saved(&["a:1"])[..3_000]);

@@ -487,6 +487,21 @@ impl CriClient {
         command: Vec<String>,
         timeout: Duration,
     ) -> Result<v1::ExecSyncResponse, CriError> {
+        let patience = self.timeouts.request;
+        self.exec_sync_within(id, command, timeout, patience).await
+    }
+
+    /// As [`Self::exec_sync`]; the runtime has `patience` after the end of `timeout` to say so.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn exec_sync_within(
+        &self,
+        id: &ContainerId,
+        command: Vec<String>,
+        timeout: Duration,
+        patience: Duration,
+    ) -> Result<v1::ExecSyncResponse, CriError> {
         // The wire knows whole seconds; a fraction must not become "no limit".
         let seconds = timeout.as_secs() + u64::from(timeout.subsec_nanos() > 0);
         let request = v1::ExecSyncRequest {
@@ -494,7 +509,7 @@ impl CriClient {
             cmd: command,
             timeout: i64::try_from(seconds).map_or(MAX_SECONDS, |s| s.min(MAX_SECONDS)),
         };
-        let deadline = (!timeout.is_zero()).then(|| self.timeouts.request.saturating_add(timeout));
+        let deadline = (!timeout.is_zero()).then(|| patience.saturating_add(timeout));
         let mut client = self.runtime.clone();
         self.operation("exec_sync", id.as_str())
             .within(deadline)

@@ -83,7 +83,7 @@ pub(super) fn is_gone(error: Errno) -> bool {
 }
 
 /// Unmounts a part whose storage is gone, also while somebody uses it: no use of it does anything any more.
-fn unmount_gone(target: &Path) -> Result<(), Trouble> {
+pub(super) fn unmount_gone(target: &Path) -> Result<(), Trouble> {
     let verb = "unmount what was there";
     match mounts::unmount_own(target) {
         Ok(_) => Ok(()),

@@ -498,3 +498,26 @@ fn only_errors_of_storage_that_is_gone_have_a_part_bound_anew() {
         assert!(!super::places::is_gone(other), "{other}");
     }
 }
+
+#[test]
+fn a_part_whose_storage_is_gone_is_unmounted_while_it_is_used_and_nothing_else_is() {
+    use nix::mount::{MsFlags, mount};
+    let dir = tempfile::tempdir().unwrap();
+    let (place, none): (PathBuf, Option<&str>) = (dir.path().join("place"), None);
+    fs::create_dir(&place).unwrap();
+    let tmpfs = || mount(Some("x"), &place, Some("tmpfs"), MsFlags::empty(), none);
+    if tmpfs().is_err() {
+        return; // Only root may mount.
+    }
+    let used = fs::File::create(place.join("file")).unwrap();
+    super::places::unmount_gone(&place).unwrap();
+    assert!(!place.join("file").exists());
+    drop(used);
+    // Something that somebody mounted over it stays.
+    tmpfs().unwrap();
+    tmpfs().unwrap();
+    assert!(super::places::unmount_gone(&place).is_err());
+    for _ in 0..2 {
+        nix::mount::umount(&place).unwrap();
+    }
+}
