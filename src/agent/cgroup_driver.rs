@@ -54,12 +54,11 @@ enum Answer {
     None,
     /// The runtime reports no driver.
     Silent,
-    /// This one.
+    /// The runtime reports this driver.
     Told(CgroupDriver),
 }
 
-/// Returns the driver to use: the reported one, else the one on record while the runtime does not answer, else the configured
-/// one.
+/// Returns the driver to use: the reported one, else the recorded one while the runtime does not answer, else the configured one.
 fn driver_of(
     answer: Answer,
     recorded: Option<CgroupDriver>,
@@ -160,7 +159,8 @@ async fn wanted(
     driver_of(answer, Some(used), configured)
 }
 
-/// Records an answer, for a start before the runtime has answered. Nothing waits for that.
+/// Records an answer, for a start before the runtime has answered. Nothing waits for that: without the record such a start takes the
+/// driver of before, and `check` has the agent start once more.
 fn record(store: &Store, answer: Answer, now: Stamp) {
     let known = Reported::of(&store.snapshot());
     let key = Reported::key();
@@ -217,6 +217,12 @@ mod tests {
         }
     }
 
+    /// Waits until what was submitted is written: commits keep their order.
+    async fn written(store: &Store) {
+        let line = Transaction::new().journal(None, "written", "all before");
+        store.commit(line).await.unwrap();
+    }
+
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_comes_late_counts_from_the_next_start_on() {
         use CgroupDriver::{Cgroupfs, Systemd};
@@ -232,7 +238,7 @@ mod tests {
         fake.clear_faults();
         let driver = wanted(&cri, &store, now, (Cgroupfs, Cgroupfs)).await;
         assert_eq!(driver, Systemd);
-        store.sync().await.unwrap();
+        written(&store).await;
         assert_eq!(recorded(), Some(Systemd));
         // The next boot begins before the runtime.
         fake.fail_always("runtime_config", Fault::Hang);
@@ -244,7 +250,7 @@ mod tests {
         fake.set_cgroup_driver(None);
         let driver = wanted(&cri, &store, now, (Systemd, Cgroupfs)).await;
         assert_eq!(driver, Cgroupfs);
-        store.sync().await.unwrap();
+        written(&store).await;
         assert_eq!(recorded(), None);
         let driver = wanted(&cri, &store, now, (Cgroupfs, Cgroupfs)).await;
         assert_eq!(driver, Cgroupfs);

@@ -36,6 +36,9 @@ const NODE_CRITICAL_PRIORITY: i32 = SYSTEM_CRITICAL_PRIORITY + 1000;
 /// Key of the taint of a node that is short of memory.
 const MEMORY_PRESSURE_TAINT: &str = "node.kubernetes.io/memory-pressure";
 
+/// Message about a pod whose policy of groups the runtime does not have.
+pub const NO_STRICT_GROUPS: &str = "SupplementalGroupsPolicy=Strict is not supported in this node";
+
 /// Input of a decision besides pods.
 #[derive(Clone, Copy, Debug)]
 pub struct AdmissionContext<'a> {
@@ -265,7 +268,7 @@ fn strict_groups(pod: &Pod, ctx: &AdmissionContext<'_>) -> Option<Refusal> {
     (is_strict && ctx.strict_groups == Some(false)).then(|| {
         (
             "SupplementalGroupsPolicyNotSupported".to_owned(),
-            "SupplementalGroupsPolicy=Strict is not supported in this node".to_owned(),
+            NO_STRICT_GROUPS.to_owned(),
         )
     })
 }

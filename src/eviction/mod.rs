@@ -41,7 +41,7 @@ pub use walks::{WalkError, Walks};
 const PERIOD: Duration = Duration::from_secs(10);
 /// Rest of a pod, in times of its last measurement.
 const REST: u32 = 10;
-/// Longest rest.
+/// Longest rest of a pod, whatever its measurement takes.
 const LONGEST_REST: Duration = Duration::from_secs(60);
 /// Grace of a pod over a limit of local storage, in seconds; upstream's `immediateEvictionGracePeriodSeconds`.
 const GRACE: i64 = 1;
@@ -65,7 +65,7 @@ pub trait ActivePods: Send + Sync {
 /// A pod that is being stopped.
 #[derive(Clone, Debug)]
 pub struct Stopping {
-    /// The pod.
+    /// The pod as its worker knows it.
     pub pod: Arc<Pod>,
     /// The end of its grace period.
     pub deadline: Stamp,

@@ -120,6 +120,12 @@ impl PodCache {
         Some(listed.cloned().collect())
     }
 
+    /// Returns whether the runtime was listed.
+    pub fn is_listed(&self) -> bool {
+        let data = self.data.read().unwrap_or_else(PoisonError::into_inner);
+        data.as_of.is_some()
+    }
+
     /// Returns whether the runtime has containers or sandboxes of the pod.
     pub fn contains(&self, uid: &PodUid) -> bool {
         let data = self.data.read().unwrap_or_else(PoisonError::into_inner);

@@ -11,6 +11,7 @@ use tokio::sync::Mutex;
 
 use super::execute::StepError;
 use super::{WorkerContext, mounts};
+use crate::core::admission::NO_STRICT_GROUPS;
 use crate::core::state::kinds::Unparseable;
 use crate::core::state::{PodRecord, State, Transaction};
 use crate::core::volumes::extra_groups;
@@ -69,9 +70,7 @@ pub(super) async fn complete(
                 .features
                 .is_some_and(|f| f.supplemental_groups_policy)
         {
-            return Err(StepError::Sandbox(
-                "SupplementalGroupsPolicy=Strict is not supported in this node".to_owned(),
-            ));
+            return Err(StepError::Sandbox(NO_STRICT_GROUPS.to_owned()));
         }
     }
     if own_users {

@@ -264,17 +264,17 @@ pub(super) fn reconsider_unstarted(context: &LoopContext) {
 /// source that is incomplete, and have what a refused pod needs.
 pub(super) fn knows_what_runs(context: &LoopContext) -> bool {
     let cache = context.pleg.cache();
-    let Some(present) = cache.present() else {
-        return false;
-    };
+    if context.ready.complete() {
+        return cache.is_listed();
+    }
     let has_ended = |uid: &PodUid| {
         let status = cache.known(uid);
         status.is_some_and(|s| !s.any_running() && s.ready_sandbox().is_none())
     };
-    context.ready.complete()
-        || present
-            .iter()
-            .all(|uid| context.pods.get(uid).is_some() || has_ended(uid))
+    cache.present().is_some_and(|present| {
+        let mut present = present.iter();
+        present.all(|uid| context.pods.get(uid).is_some() || has_ended(uid))
+    })
 }
 
 /// Decides again on static pods that were refused and fit now: a port or processor may be free again, or the node may have

@@ -251,7 +251,7 @@ impl SyncLoop {
             && self.context.ready.any_static_ready()
             && self.context.node.get().is_some()
             && self.context.ready.source_complete(PodSource::Api)
-            && self.context.pleg.cache().present().is_some()
+            && self.context.pleg.cache().is_listed()
     }
 
     fn housekeeping(&mut self) {

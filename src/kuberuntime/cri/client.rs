@@ -494,7 +494,7 @@ impl CriClient {
     /// As [`Self::exec_sync`]; the runtime has `patience` after the end of `timeout` to say so.
     ///
     /// # Errors
-    /// As there.
+    /// See [`super::CriErrorKind`]; a runtime that says nothing in that time is `DeadlineExceeded` too.
     pub async fn exec_sync_within(
         &self,
         id: &ContainerId,
