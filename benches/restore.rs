@@ -144,6 +144,7 @@ fn runtime_status(n: usize, pod: &Pod) -> PodStatus {
                 "/var/log/pods/default_shop-{n}-node-1_{n:032x}/{}/2.log",
                 container.name
             ),
+            user: None,
         });
     }
     status.sort();

@@ -15,6 +15,7 @@
 
 pub mod codec;
 pub mod step_0001;
+pub mod step_0002;
 #[cfg(any(feature = "failpoints", feature = "fuzzing"))]
 pub mod test_step;
 
@@ -77,7 +78,7 @@ pub struct Step {
 }
 
 /// The steps of this binary, in order and without a gap.
-pub const STEPS: &[Step] = &[step_0001::STEP];
+pub const STEPS: &[Step] = &[step_0001::STEP, step_0002::STEP];
 
 /// The schema this binary reads and writes.
 pub const SCHEMA: u32 = STEPS.len() as u32;

@@ -1,17 +1,19 @@
-//! Schema 2 of the tests: a step that no release has. Crash-test builds of the binary take it when told to
+//! Schema 3 of the tests: a step that no release has. Crash-test builds of the binary take it when told to
 //! be a newer one, so that upgrade and downgrade are tested with the program itself.
 //!
 //! Containers gain a counter that is made from the record on the way up and dropped on the way down.
 
 use serde::{Deserialize, Serialize};
 
-use super::{MigrationSet, Record, Records, Step, StepError, codec, step_0001};
+use super::{MigrationSet, Record, Records, Step, StepError, codec, step_0001, step_0002};
+use step_0002::set_schema;
 
 /// The steps of the newer binary.
 pub const NEWER: MigrationSet = MigrationSet::new(&[
     step_0001::STEP,
+    step_0002::STEP,
     Step {
-        to: 2,
+        to: 3,
         name: "count restarts seen (test only)",
         forward,
         backward,
@@ -33,7 +35,7 @@ fn forward(mut records: Records) -> Result<Records, StepError> {
         let restarts_seen = u64::from(v1.restart_count);
         codec::encode(at, &Container { v1, restarts_seen }, 2)
     })?;
-    set_schema(&mut records, 2)?;
+    set_schema(&mut records, 3)?;
     Ok(records)
 }
 
@@ -42,7 +44,7 @@ fn backward(mut records: Records) -> Result<Records, StepError> {
         let v2: Container = codec::decode(at, record, 2)?;
         codec::encode(at, &v2.v1, 1)
     })?;
-    set_schema(&mut records, 1)?;
+    set_schema(&mut records, 2)?;
     Ok(records)
 }
 
@@ -52,16 +54,6 @@ fn each_container(
 ) -> Result<(), StepError> {
     for (at, record) in records.iter_mut().filter(|(at, _)| at.0 == CONTAINERS) {
         *record = map(at, record)?;
-    }
-    Ok(())
-}
-
-fn set_schema(records: &mut Records, schema: u32) -> Result<(), StepError> {
-    let at = (step_0001::META.0, step_0001::META.1.to_owned());
-    if let Some(meta) = records.get_mut(&at) {
-        let mut decoded: step_0001::records::Meta = codec::decode(&at, meta, 1)?;
-        decoded.schema = schema;
-        *meta = codec::encode(&at, &decoded, 1)?;
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use crate::kuberuntime::container_mounts::handler_mounts_recursively;
 use crate::kuberuntime::cri::v1;
-use crate::types::{PodUid, Stamp};
+use crate::types::{Moment, PodUid, Stamp};
 
 /// The runtime counts as down after not answering for this long.
 pub const RUNTIME_UP_THRESHOLD: Duration = Duration::from_secs(30);
@@ -21,10 +21,10 @@ pub const PLEG_RELIST_THRESHOLD: Duration = Duration::from_secs(180);
 
 #[derive(Debug, Default)]
 struct Data {
-    runtime_ok: Option<Stamp>,
+    runtime_ok: Option<Moment>,
     runtime_error: Option<String>,
     network_error: Option<String>,
-    pleg_relist: Option<Stamp>,
+    pleg_relist: Option<Moment>,
     pleg_period: Duration,
     storage_error: Option<String>,
     handlers: Option<Vec<v1::RuntimeHandler>>,
@@ -64,7 +64,7 @@ impl RuntimeState {
     /// The runtime answered at `now` and said it is ready.
     pub fn set_runtime_ok(&self, now: Stamp) {
         self.with(|d| {
-            d.runtime_ok = Some(now);
+            d.runtime_ok = Some(Moment::of(now));
             d.runtime_error = None;
         });
     }
@@ -81,7 +81,7 @@ impl RuntimeState {
 
     /// A relist of all pods finished at `now`.
     pub fn set_pleg_relist(&self, now: Stamp) {
-        self.with(|d| d.pleg_relist = Some(now));
+        self.with(|d| d.pleg_relist = Some(Moment::of(now)));
     }
 
     /// The next relist of all pods is planned this long after the last.
@@ -156,7 +156,7 @@ impl RuntimeState {
                     }
                     None => "container runtime status check has not completed yet".to_owned(),
                 }),
-                Some(ok) if now.since(ok) > RUNTIME_UP_THRESHOLD => errors.push(format!(
+                Some(ok) if ok.age(now) > RUNTIME_UP_THRESHOLD => errors.push(format!(
                     "container runtime is down: {}",
                     d.runtime_error.as_deref().unwrap_or("no answer")
                 )),
@@ -167,9 +167,9 @@ impl RuntimeState {
                 None => {
                     errors.push("PLEG is not healthy: pleg has yet to be successful".to_owned())
                 }
-                Some(at) if now.since(at) > threshold => errors.push(format!(
+                Some(at) if at.age(now) > threshold => errors.push(format!(
                     "PLEG is not healthy: pleg was last seen active {} ago; threshold is {}",
-                    humantime::format_duration(now.since(at)),
+                    humantime::format_duration(at.age(now)),
                     humantime::format_duration(threshold)
                 )),
                 Some(_) => {}
@@ -193,14 +193,20 @@ mod tests {
         }
     }
 
-    #[test]
-    fn runtime_is_down_after_thirty_seconds_of_silence_and_back_at_once() {
+    async fn awake(seconds: u64) {
+        tokio::time::advance(Duration::from_secs(seconds)).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn runtime_is_down_after_thirty_seconds_of_silence_and_back_at_once() {
         let state = RuntimeState::default();
         assert_eq!(state.errors(at(0)).len(), 2);
         state.set_runtime_ok(at(0));
         state.set_pleg_relist(at(0));
+        awake(30).await;
         assert!(state.errors(at(30)).is_empty());
         state.set_runtime_error("connection refused");
+        awake(1).await;
         assert!(state.errors(at(31))[0].contains("connection refused"));
         state.set_runtime_ok(at(32));
         assert!(state.errors(at(32)).is_empty());
@@ -237,21 +243,40 @@ mod tests {
         }
     }
 
-    #[test]
-    fn pleg_is_unhealthy_after_three_minutes_without_a_relist() {
+    #[tokio::test(start_paused = true)]
+    async fn a_machine_that_was_suspended_has_not_been_silent() {
+        let state = RuntimeState::default();
+        state.set_runtime_ok(at(0));
+        state.set_pleg_relist(at(0));
+        awake(1).await;
+        assert!(state.errors(at(36_000)).is_empty());
+        awake(180).await;
+        let errors = state.errors(at(36_180));
+        assert!(errors[0].starts_with("container runtime is down"));
+        assert!(
+            errors[1].contains("last seen active 3m 1s ago"),
+            "{errors:?}"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pleg_is_unhealthy_after_three_minutes_without_a_relist() {
         let state = RuntimeState::default();
         state.set_pleg_relist(at(0));
+        awake(181).await;
         state.set_runtime_ok(at(181));
         assert!(state.errors(at(181))[0].starts_with("PLEG is not healthy"));
     }
 
-    #[test]
-    fn a_pleg_that_lists_rarely_because_it_is_told_is_healthy() {
+    #[tokio::test(start_paused = true)]
+    async fn a_pleg_that_lists_rarely_because_it_is_told_is_healthy() {
         let state = RuntimeState::default();
         state.set_pleg_relist(at(0));
         state.set_pleg_period(Duration::from_secs(300));
-        state.set_runtime_ok(at(601));
+        awake(600).await;
+        state.set_runtime_ok(at(600));
         assert!(state.errors(at(600)).is_empty());
+        awake(1).await;
         assert!(state.errors(at(601))[0].starts_with("PLEG is not healthy"));
     }
 }

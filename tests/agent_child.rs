@@ -635,8 +635,8 @@ fn restart_keeps_pods_and_records_through_an_upgrade_and_a_downgrade_of_the_sche
     let epoch = meta()["epoch"].clone();
 
     // Up: a backup first, then the older binary meets the newer store.
-    let said = migrate_with_newer_binary(&node.site, 2);
-    assert!(said.starts_with("schema 1 -> 2, "), "{said}");
+    let said = migrate_with_newer_binary(&node.site, 3);
+    assert!(said.starts_with("schema 2 -> 3, "), "{said}");
     let backup = said
         .lines()
         .find_map(|line| line.strip_prefix("backup taken before: "))
@@ -655,8 +655,8 @@ fn restart_keeps_pods_and_records_through_an_upgrade_and_a_downgrade_of_the_sche
     assert!(db() == newer, "the newer store was touched");
 
     // Down, by the newer binary: everything is where it was.
-    let said = migrate_with_newer_binary(&node.site, 1);
-    assert!(said.starts_with("schema 2 -> 1, "), "{said}");
+    let said = migrate_with_newer_binary(&node.site, 2);
+    assert!(said.starts_with("schema 3 -> 2, "), "{said}");
     assert_eq!(records(), before);
     node.fake.clear_calls();
     let agent = node.site.start();

@@ -17,7 +17,7 @@ use axum::http::{Request, Response, StatusCode};
 use holdfast::apiserver::{ApiClient, Connection};
 use holdfast::config::{ApiSettings, PodConfig, Seed, SourceSettings, Surroundings, VERSION_KEY};
 use holdfast::core::state::{
-    ObjectRecord, PodRecord, SourceRecord, TerminationCause, Transaction, WorkerPhase, WorkerRecord,
+    FactRecord, PodRecord, SourceRecord, TerminationCause, Transaction, WorkerPhase, WorkerRecord,
 };
 use holdfast::store::Store;
 use holdfast::types::events::MemoryRecorder;
@@ -505,8 +505,8 @@ async fn a_stale_list_neither_kills_nor_resurrects() {
     assert_eq!(agent.next().await, (PodOp::Remove, uids(&["1"])));
     assert_eq!(agent.next().await, (PodOp::Add, uids(&["0"])));
     let snapshot = agent.store.snapshot();
-    let record = snapshot.record::<ObjectRecord>(VERSION_KEY).unwrap();
-    assert_eq!(record.resource_version, "1");
+    let record = snapshot.record::<FactRecord>(VERSION_KEY).unwrap();
+    assert_eq!(record.mark, "1");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,4 +1,4 @@
-//! The kinds of records in table `objects` are documented as they are declared: in ARCHITECTURE.md for developers, in
+//! The kinds of records in the tables `objects` and `facts` are documented as they are declared: in ARCHITECTURE.md for developers, in
 //! docs/dump.md for operators.
 #![allow(
     clippy::unwrap_used,
@@ -50,7 +50,7 @@ fn code(cell: &str) -> Vec<&str> {
 fn architecture_has_a_row_for_every_kind_with_its_class_and_its_owner() {
     let mut durable: BTreeMap<String, bool> = BTreeMap::new();
     let mut of_pods: BTreeMap<String, bool> = BTreeMap::new();
-    for row in table("ARCHITECTURE.md", "## Records in `objects`") {
+    for row in table("ARCHITECTURE.md", "## Kinds of records") {
         let [key, _, writer, deleted] = &row[..] else {
             panic!("not four cells: {row:?}");
         };

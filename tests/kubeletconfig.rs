@@ -1093,6 +1093,18 @@ fn an_ipv4_address_of_the_node_is_written_as_one() {
         let ips: Vec<String> = ips.iter().map(ToString::to_string).collect();
         assert_eq!(ips, node_ips, "{given}");
     }
+    // As with the kubelet, what is none keeps no node from starting: a unit file did not fill in a variable.
+    for (given, left) in [("${NODE_IP:-}", &[][..]), ("x,10.0.0.1", &["10.0.0.1"])] {
+        let (config, warnings) = run(&["--node-ip", given]).unwrap();
+        let ips: Vec<String> = config.node_ips.iter().map(ToString::to_string).collect();
+        assert_eq!(ips, left, "{given}");
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        let text = warnings[0].to_string();
+        assert!(
+            text.contains("--node-ip") && text.contains("is not an IP address; it is ignored"),
+            "{text}"
+        );
+    }
     for (wrong, why) in [
         ("10.0.0.1,::ffff:10.0.0.2", "one IPv4 and one IPv6 address"),
         ("0.0.0.0,fd00::1", "name both"),
@@ -1411,6 +1423,40 @@ fn settings_of_the_cluster_have_upstreams_defaults() {
     assert_eq!(config.kubeconfig, None);
     assert_eq!(config.cert_dir, Path::new("/var/lib/kubelet/pki"));
     assert!(!config.external_cloud_provider);
+}
+
+#[test]
+fn of_two_frequencies_of_reports_the_one_that_is_zero_has_a_default() {
+    for (given, update, report) in [
+        (
+            "nodeStatusUpdateFrequency: 5s\nnodeStatusReportFrequency: 0s\n",
+            5,
+            5,
+        ),
+        ("nodeStatusUpdateFrequency: 0s\n", 10, 300),
+        (
+            "nodeStatusUpdateFrequency: 0s\nnodeStatusReportFrequency: 0s\n",
+            10,
+            300,
+        ),
+        (
+            "nodeStatusUpdateFrequency: 5s\nnodeStatusReportFrequency: 60s\n",
+            5,
+            60,
+        ),
+        ("nodeStatusReportFrequency: 60s\n", 10, 60),
+    ] {
+        let files = Files::new();
+        let file = files.config("c.yaml", given);
+        let (config, _) = run(&["--config", &file.display().to_string()]).unwrap();
+        let k = &config.kubelet;
+        let found = (
+            k.node_status_update_frequency,
+            k.node_status_report_frequency,
+        );
+        let wanted = (Duration::from_secs(update), Duration::from_secs(report));
+        assert_eq!(found, wanted, "{given}");
+    }
 }
 
 #[test]

@@ -894,12 +894,13 @@ fn synced_by_hand(source: &str) -> Vec<usize> {
     found.map(|at| tokens[at].line).collect()
 }
 
-/// Lines that make or read records of table `objects` without a type of their kind, or declare a kind.
+/// Lines that make or read records of the tables `objects` and `facts` without a type of their kind, or declare a kind.
 fn raw_objects(source: &str) -> Vec<usize> {
     let tokens = without_tests(&tokens(source));
     let text = |at: usize| tokens.get(at).map_or("", |token| token.text);
     let is_raw = |at: &usize| {
-        text(*at) == "ObjectRecord" || (text(*at) == "Declared" && text(at + 1) == "{")
+        let is_record = ["ObjectRecord", "FactRecord"].contains(&text(*at));
+        is_record || (text(*at) == "Declared" && text(at + 1) == "{")
     };
     let found = (0..tokens.len()).filter(is_raw);
     found.map(|at| tokens[at].line).collect()
@@ -948,7 +949,7 @@ fn nothing_outside_the_store_syncs_it_and_every_kind_of_object_is_declared() {
             Some(_) => {}
             None => found.extend(lines.iter().map(|line| {
                 format!(
-                    "{name}:{line}: handles a record of table `objects` without its kind; declare one in \
+                    "{name}:{line}: handles a record of table `objects` or `facts` without its kind; declare one in \
                      src/core/state/kinds.rs and use `Transaction::put_object` and its like"
                 )
             })),
@@ -976,6 +977,7 @@ fn hand_made_syncs_and_untyped_objects_are_found_outside_tests_only() {
     for (source, expected) in [
         ("use crate::core::state::{ObjectRecord, State};", 1),
         ("fn f() { t.put(key, ObjectRecord { at }) }", 1),
+        ("fn f() { t.put(key, FactRecord { at }) }", 1),
         ("const X: Declared = Declared { name };", 1),
         (
             "impl Kind for X { const DECLARED: Declared = kinds::X; }",

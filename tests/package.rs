@@ -457,9 +457,9 @@ fn a_downgrade_has_the_newer_binary_convert_the_store_back() {
     root.install(&packages.newer());
     assert_eq!(root.version(), NEWER);
     make_store(&root);
-    let migrate = ["holdfast", "store", "migrate", "--to", "2"];
+    let migrate = ["holdfast", "store", "migrate", "--to", "3"];
     run(root.chroot(&migrate).env("HOLDFAST_NEWER_SCHEMA", "1"));
-    assert_eq!(root.read("/var/lib/holdfast/schema"), "2\n");
+    assert_eq!(root.read("/var/lib/holdfast/schema"), "3\n");
     let keys = root.read("/var/lib/holdfast/keys/secrets.key");
 
     // The store is in use, here by a lock: it cannot be converted, and the newer version stays.
@@ -477,13 +477,13 @@ fn a_downgrade_has_the_newer_binary_convert_the_store_back() {
         "{said}"
     );
     assert_eq!(root.version(), NEWER);
-    assert_eq!(root.read("/var/lib/holdfast/schema"), "2\n");
+    assert_eq!(root.read("/var/lib/holdfast/schema"), "3\n");
     drop(lock);
 
     let (done, said) = downgrade();
-    assert!(done && said.contains("from schema 2 to 1"), "{said}");
+    assert!(done && said.contains("from schema 3 to 2"), "{said}");
     assert_eq!(root.version(), "0.1.0-1");
-    assert_eq!(root.read("/var/lib/holdfast/schema"), "1\n");
+    assert_eq!(root.read("/var/lib/holdfast/schema"), "2\n");
     assert_eq!(root.read("/var/lib/holdfast/keys/secrets.key"), keys);
     run(&mut root.chroot(&["holdfast", "store", "verify"]));
 

@@ -23,7 +23,7 @@ use holdfast::config::{
     Surroundings, conflicts_of,
 };
 use holdfast::core::state::{
-    EpochReason, EpochRecord, META_KEY, MetaRecord, ObjectRecord, SourceRecord, Transaction,
+    EpochReason, EpochRecord, FactRecord, META_KEY, MetaRecord, SourceRecord, Transaction,
 };
 use holdfast::core::supported;
 use holdfast::store::Store;
@@ -542,7 +542,7 @@ async fn restart_keeps_a_manifest_that_was_moved_aside_as_the_source_of_its_pod(
     let mut published = agent.store.published();
     let recorded = async {
         let key = "leftmanifests//file";
-        while agent.store.snapshot().record::<ObjectRecord>(key).is_none() {
+        while agent.store.snapshot().record::<FactRecord>(key).is_none() {
             published.changed().await.unwrap();
         }
     };

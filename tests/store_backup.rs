@@ -255,7 +255,7 @@ fn a_copy_is_read_without_changing_the_store() {
     let before = list();
     let copy = holdfast::store::verify::read_copy(dir.path()).unwrap();
     assert_eq!(content(&copy.loaded.state), content(&state));
-    assert_eq!(copy.schema, Some(1));
+    assert_eq!(copy.schema, Some(holdfast::store::migrate::SCHEMA));
     assert!(holdfast::store::verify::verify(dir.path()).unwrap().is_ok());
     let stats = holdfast::store::verify::stats(dir.path()).unwrap();
     assert_eq!(stats.records["pods"], 6);

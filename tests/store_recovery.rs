@@ -16,11 +16,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::time::Duration;
 
-use holdfast::core::state::{ContainerRecord, EpochReason, State, Transaction};
+use holdfast::core::state::{
+    ContainerRecord, EpochReason, FactRecord, ObjectRecord, Record as _, State, Table, Transaction,
+    kinds,
+};
 use holdfast::store::backend::{Backend as _, Op, SledBackend, SledOptions};
 use holdfast::store::backup::{self, BackupMeta};
 use holdfast::store::codec;
-use holdfast::store::migrate::migrations::{self, step_0001};
+use holdfast::store::migrate::migrations::{self, step_0001, step_0002};
 use holdfast::store::migrate::{
     self, MigrateError, MigrationSet, Record, Records, SCHEMA, Step, StepError,
 };
@@ -681,7 +684,7 @@ fn a_single_bad_record_is_set_aside_and_taken_from_the_backup() {
     let key = format!("{}/main", uid(3));
     let damage = || {
         let mut backend = SledBackend::open(dir.path().join("db"), SledOptions::default()).unwrap();
-        let raw = codec::record_key(holdfast::core::state::Table::Containers, &key);
+        let raw = codec::record_key(Table::Containers, &key);
         let (_, mut value) = backend
             .iter()
             .map(Result::unwrap)
@@ -818,7 +821,7 @@ fn verify_and_repair_name_the_damage_and_mend_it() {
     assert!(kept * 100 >= want.len() * 90, "{kept} of {}", want.len());
 }
 
-// Schema 2 of these tests: containers gain a counter that is derived from the record on the way up and
+// Schema 3 of these tests: containers gain a counter that is derived from the record on the way up and
 // dropped on the way down.
 
 #[derive(serde::Serialize, serde::Deserialize)]
@@ -848,32 +851,33 @@ fn map_containers(
     Ok(())
 }
 
-fn forward_2(mut records: Records) -> Result<Records, StepError> {
+fn forward_3(mut records: Records) -> Result<Records, StepError> {
     map_containers(&mut records, |at, record| {
         let v1: step_0001::records::Container = migrations::codec::decode(at, record, 1)?;
         let restarts_seen = u64::from(v1.restart_count);
         migrations::codec::encode(at, &ContainerV2 { v1, restarts_seen }, 2)
     })?;
-    set_schema(&mut records, 2)?;
+    set_schema(&mut records, 3)?;
     Ok(records)
 }
 
-fn backward_2(mut records: Records) -> Result<Records, StepError> {
+fn backward_3(mut records: Records) -> Result<Records, StepError> {
     map_containers(&mut records, |at, record| {
         let v2: ContainerV2 = migrations::codec::decode(at, record, 2)?;
         migrations::codec::encode(at, &v2.v1, 1)
     })?;
-    set_schema(&mut records, 1)?;
+    set_schema(&mut records, 2)?;
     Ok(records)
 }
 
-const TWO_STEPS: MigrationSet = MigrationSet::new(&[
+const ONE_AHEAD: MigrationSet = MigrationSet::new(&[
     step_0001::STEP,
+    step_0002::STEP,
     Step {
-        to: 2,
+        to: 3,
         name: "count restarts seen (test only)",
-        forward: forward_2,
-        backward: backward_2,
+        forward: forward_3,
+        backward: backward_3,
     },
 ]);
 
@@ -889,9 +893,9 @@ fn upgrade_and_downgrade_by_one_schema_lose_no_record() {
         store.close().await.unwrap();
     });
     let before = open_dir(dir.path()).loaded.state;
-    assert!(before.len_of(holdfast::core::state::Table::Containers) > state.containers.len());
-    let up = migrate::migrate_with(TWO_STEPS, dir.path(), 2, at(5_000)).unwrap();
-    assert_eq!((up.from, up.to), (1, 2));
+    assert!(before.len_of(Table::Containers) > state.containers.len());
+    let up = migrate::migrate_with(ONE_AHEAD, dir.path(), 3, at(5_000)).unwrap();
+    assert_eq!((up.from, up.to), (2, 3));
     let saved = backup::read(&up.backup.unwrap()).unwrap();
     assert_eq!(
         content(&saved.load().state),
@@ -903,11 +907,11 @@ fn upgrade_and_downgrade_by_one_schema_lose_no_record() {
         "the database of before is kept"
     );
     let raw = verify::read_copy(dir.path()).unwrap();
-    assert_eq!(raw.schema, Some(2));
+    assert_eq!(raw.schema, Some(3));
     assert!(raw.loaded.newer().is_some());
 
-    let down = migrate::migrate_with(TWO_STEPS, dir.path(), 1, at(6_000)).unwrap();
-    assert_eq!((down.from, down.to, down.records), (2, 1, up.records));
+    let down = migrate::migrate_with(ONE_AHEAD, dir.path(), 2, at(6_000)).unwrap();
+    assert_eq!((down.from, down.to, down.records), (3, 2, up.records));
     let opened = open_dir(dir.path());
     assert_eq!(opened.report.outcome, Outcome::Opened);
     assert_eq!(opened.report.new_epoch, None, "no pod is disturbed");
@@ -920,17 +924,17 @@ fn upgrade_and_downgrade_by_one_schema_lose_no_record() {
 fn an_old_binary_leaves_a_newer_store_untouched_and_says_so() {
     let dir = tempfile::tempdir().unwrap();
     let state = build(dir.path(), 10, 2);
-    migrate::migrate_with(TWO_STEPS, dir.path(), 2, at(5_000)).unwrap();
+    migrate::migrate_with(ONE_AHEAD, dir.path(), 3, at(5_000)).unwrap();
     let bytes = |name: &str| fs::read(dir.path().join("db").join(name)).unwrap();
     let before = (files(&dir.path().join("db")), bytes("db"));
     let opened = open_dir(dir.path());
     assert_eq!(
         opened.report.outcome,
-        Outcome::NewerSchema { found: Some(2) }
+        Outcome::NewerSchema { found: Some(3) }
     );
     assert_eq!(opened.report.new_epoch, Some(EpochReason::Rebuilt));
     assert!(content(&opened.loaded.state).is_empty(), "a fresh stand-in");
-    assert!(opened.report.messages[0].contains("store migrate --to 1"));
+    assert!(opened.report.messages[0].contains("store migrate --to 2"));
     let store = start(opened);
     runtime()
         .block_on(store.commit(pod_transaction(77, 1)))
@@ -943,19 +947,19 @@ fn an_old_binary_leaves_a_newer_store_untouched_and_says_so() {
     let opened = open_dir(dir.path());
     assert_eq!(
         opened.report.outcome,
-        Outcome::NewerSchema { found: Some(2) }
+        Outcome::NewerSchema { found: Some(3) }
     );
     assert!(
         content(&opened.loaded.state).is_empty(),
         "an older stand-in is not used"
     );
     drop(opened);
-    migrate::migrate_with(TWO_STEPS, dir.path(), 1, at(6_000)).unwrap();
+    migrate::migrate_with(ONE_AHEAD, dir.path(), 2, at(6_000)).unwrap();
     let opened = open_dir(dir.path());
     assert_eq!(opened.report.outcome, Outcome::Opened);
     assert_eq!(content(&opened.loaded.state), content(&state));
     assert!(
-        !dir.path().join("db.schema-1").exists(),
+        !dir.path().join("db.schema-2").exists(),
         "the stand-in is set aside"
     );
 }
@@ -979,7 +983,7 @@ fn repair_of_a_newer_store_changes_nothing() {
     }
     let dir = tempfile::tempdir().unwrap();
     build(dir.path(), 10, 2);
-    migrate::migrate_with(TWO_STEPS, dir.path(), 2, at(5_000)).unwrap();
+    migrate::migrate_with(ONE_AHEAD, dir.path(), 3, at(5_000)).unwrap();
     // With the schema file, and by the records alone.
     for _ in 0..2 {
         let before = all(dir.path());
@@ -987,7 +991,7 @@ fn repair_of_a_newer_store_changes_nothing() {
         let repaired = verify::repair(&options(dir.path()), &present).unwrap();
         assert_eq!(
             repaired.open.outcome,
-            Outcome::NewerSchema { found: Some(2) }
+            Outcome::NewerSchema { found: Some(3) }
         );
         assert!(before == all(dir.path()), "repair changed the store");
         fs::remove_file(dir.path().join("schema")).unwrap_or_default();
@@ -998,26 +1002,26 @@ fn repair_of_a_newer_store_changes_nothing() {
 fn migrate_refuses_schemas_it_does_not_know() {
     let dir = tempfile::tempdir().unwrap();
     build(dir.path(), 1, 1);
-    for to in [0, 2, 99] {
+    for to in [0, 3, 99] {
         let error = migrate::migrate(dir.path(), to, at(1)).unwrap_err();
         assert!(
             matches!(error, MigrateError::UnknownTarget { .. }),
             "{error}"
         );
         assert!(
-            error.to_string().contains("knows schemas 1 to 1"),
+            error.to_string().contains("knows schemas 1 to 2"),
             "{error}"
         );
     }
-    let same = migrate::migrate(dir.path(), 1, at(1)).unwrap();
+    let same = migrate::migrate(dir.path(), 2, at(1)).unwrap();
     assert_eq!(same.backup, None, "nothing to do");
     let empty = tempfile::tempdir().unwrap();
-    let error = migrate::migrate(empty.path(), 1, at(1)).unwrap_err();
+    let error = migrate::migrate(empty.path(), 2, at(1)).unwrap_err();
     assert!(matches!(error, MigrateError::NoSchema { .. }), "{error}");
-    migrate::migrate_with(TWO_STEPS, dir.path(), 2, at(1)).unwrap();
-    let error = migrate::migrate(dir.path(), 1, at(1)).unwrap_err();
+    migrate::migrate_with(ONE_AHEAD, dir.path(), 3, at(1)).unwrap();
+    let error = migrate::migrate(dir.path(), 2, at(1)).unwrap_err();
     assert!(
-        matches!(error, MigrateError::NewerStore { found: 2, .. }),
+        matches!(error, MigrateError::NewerStore { found: 3, .. }),
         "{error}"
     );
 }
@@ -1038,8 +1042,8 @@ fn an_interrupted_replacement_is_finished_or_forgotten() {
 }
 
 #[test]
-fn the_frozen_records_of_schema_1_are_those_of_the_live_types() {
-    assert_eq!(SCHEMA, 1, "with a new schema this test ends its life");
+fn the_frozen_records_of_the_newest_schema_are_those_of_the_live_types() {
+    assert_eq!(SCHEMA, 2, "a new schema has frozen records of its own");
     let mut tables = std::collections::BTreeSet::new();
     let dir = tempfile::tempdir().unwrap();
     let opened = open_dir(dir.path());
@@ -1052,7 +1056,7 @@ fn the_frozen_records_of_schema_1_are_those_of_the_live_types() {
     let pairs = codec::encode_state(&store.snapshot()).collect::<Vec<_>>();
     let raw = codec::load_raw(pairs.into_iter().map(|pair| Ok(pair.unwrap())));
     for record in raw.records {
-        let again = step_0001::records::round_trip(record.table.tag(), &record.payload).unwrap();
+        let again = step_0002::records::round_trip(record.table.tag(), &record.payload).unwrap();
         assert!(
             again == record.payload,
             "{} {}",
@@ -1061,19 +1065,201 @@ fn the_frozen_records_of_schema_1_are_those_of_the_live_types() {
         );
         tables.insert(record.table);
     }
-    let known = holdfast::core::state::Table::ALL.iter();
-    let of_schema_1 = known.filter(|table| table.tag() <= LAST_OF_SCHEMA_1);
-    assert_eq!(tables.len(), of_schema_1.count(), "every table");
+    let known = Table::ALL.iter().filter(|table| has_frozen_type(**table));
+    assert_eq!(tables.len(), known.count(), "every table");
 }
 
-/// Tag of the last table that the step has types of. Later tables came without one: earlier agents set their records aside.
-const LAST_OF_SCHEMA_1: u8 = 16;
+/// Tables without a frozen type were added within a schema: earlier agents set their records aside.
+fn has_frozen_type(table: Table) -> bool {
+    !matches!(table, Table::Cpus | Table::Memory | Table::Cpusets)
+}
 
-const GOLDEN: &str = "migrations/step_0001/golden.tar.zst";
+#[test]
+fn the_agents_own_state_moves_to_its_table_and_back() {
+    let kinds = kinds::ALL.iter();
+    let own: Vec<_> = kinds.filter(|kind| kind.table() == Table::Facts).collect();
+    for name in step_0002::KINDS {
+        assert!(own.iter().any(|kind| kind.name == *name), "{name}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    build(dir.path(), 3, 2);
+    runtime().block_on(async {
+        let store = start(open_dir(dir.path()));
+        for (n, kind) in kinds::ALL.iter().enumerate() {
+            let at = at(n as i64);
+            let data = br#"{"a":1}"#.to_vec();
+            let record = match kind.table() {
+                Table::Facts => FactRecord {
+                    layout: 1,
+                    mark: format!("mark {n}"),
+                    data,
+                    at,
+                }
+                .into_any(),
+                _ => ObjectRecord {
+                    resource_version: n.to_string(),
+                    encrypted: n % 2 == 0,
+                    data,
+                    at,
+                }
+                .into_any(),
+            };
+            store
+                .commit(put_any(&kind.key("ns", "x"), record))
+                .await
+                .unwrap();
+        }
+        store.close().await.unwrap();
+    });
+    let before = open_dir(dir.path()).loaded.state;
+    assert_eq!(before.facts.len(), own.len());
+    migrate::migrate(dir.path(), 1, at(5_000)).unwrap();
+    let former = verify::read_copy(dir.path()).unwrap();
+    assert_eq!(former.schema, Some(1));
+    let raw = raw_of(dir.path());
+    assert!(raw.keys().all(|(table, _)| *table != step_0002::FACTS));
+    for kind in kinds::ALL {
+        let at = (Table::Objects.tag(), kind.key("ns", "x"));
+        let object: step_0001::records::Object =
+            migrations::codec::decode(&at, &raw[&at], 1).unwrap();
+        assert_eq!(object.data, br#"{"a":1}"#, "{}", kind.name);
+    }
+    // The next start takes it back, without disturbing a pod.
+    let opened = open_dir(dir.path());
+    assert_eq!(opened.report.outcome, Outcome::Opened);
+    assert_eq!(opened.report.migrated_from, Some(1));
+    assert_eq!(opened.report.new_epoch, None);
+    assert_eq!(content(&opened.loaded.state), content(&before));
+}
+
+/// A store of schema 1 with a record of the agent's own, and what it has.
+fn former_store(dir: &Path) -> BTreeMap<String, String> {
+    build(dir, 20, 2);
+    let fact = FactRecord {
+        layout: 1,
+        mark: "mark".to_owned(),
+        data: b"{}".to_vec(),
+        at: at(1),
+    };
+    runtime().block_on(async {
+        let store = start(open_dir(dir));
+        let put = put_any("deviceallocations/ns/u1", fact.into_any());
+        store.commit(put).await.unwrap();
+        store.close().await.unwrap();
+    });
+    let before = content(&open_dir(dir).loaded.state);
+    migrate::migrate(dir, 1, at(5_000)).unwrap();
+    before
+}
+
+#[test]
+fn a_damaged_store_of_schema_1_is_rebuilt_at_this_one() {
+    quiet();
+    let dir = tempfile::tempdir().unwrap();
+    let before = former_store(dir.path());
+    fs::remove_dir_all(dir.path().join("backups")).unwrap();
+    // sled never finishes loading it: the records are read from its log.
+    let pipe = dir.path().join("db/snap.7FFFFFFFFFFFFFF0");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let (opened, _) = open_soon(dir.path());
+    assert!(
+        matches!(opened.report.outcome, Outcome::Salvaged { lost: 0, .. }),
+        "{:?}",
+        opened.report
+    );
+    assert_eq!(content(&opened.loaded.state), before, "{:?}", opened.report);
+    assert!(opened.loaded.quarantined.is_empty());
+    assert_eq!(opened.loaded.state.facts.len(), 1);
+    drop(opened);
+    assert_eq!(raw_of(dir.path()).len(), content_size(dir.path()));
+}
+
+/// Number of records of a store, the agent's own ones included.
+fn content_size(dir: &Path) -> usize {
+    open_dir(dir).loaded.state.iter_all().count()
+}
+
+/// The records of a store that nobody has open.
+fn raw_of(dir: &Path) -> Records {
+    let database = SledBackend::open(dir.join("db"), SledOptions::default()).unwrap();
+    migrate::to_records(&codec::load_raw(database.iter()))
+}
+
+fn golden(schema: u32) -> PathBuf {
+    PathBuf::from(format!("migrations/step_{schema:04}/golden.tar.zst"))
+}
+
+/// The state that golden stores have. `facts` says whether it has the agent's own state in a table of its own.
+fn golden_state(facts: bool) -> BTreeMap<String, String> {
+    let mut state = State::default();
+    for (key, record) in one_of_each() {
+        if facts || record.table() != Table::Facts {
+            state.apply(&put_any(&key, record).mutations[0], 1);
+        }
+    }
+    content(&state)
+}
+
+fn unpack_golden(schema: u32, to: &Path) {
+    let mut plain = Vec::new();
+    zstd::Decoder::new(fs::File::open(golden(schema)).unwrap())
+        .unwrap()
+        .read_to_end(&mut plain)
+        .unwrap();
+    tar::Archive::new(plain.as_slice()).unpack(to).unwrap();
+}
+
+/// Opens a golden store as the agent of its node does.
+fn open_golden(dir: &Path) -> Opened {
+    let copy = verify::read_copy(dir).unwrap();
+    let mut found = options(dir);
+    if let Some(meta) = copy.loaded.state.meta() {
+        found.identity.node_name.clone_from(&meta.node_name);
+        found.identity.machine_id.clone_from(&meta.machine_id);
+    }
+    open(&found).unwrap()
+}
+
+/// It opens as it did before there was a mark, and from then on has a mark.
+fn opens_without_a_mark_and_then_with_one(golden: &Path) {
+    let dir = tempfile::tempdir().unwrap();
+    copy_tree(golden, dir.path());
+    let opened = open_golden(dir.path());
+    assert_eq!(opened.report.outcome, Outcome::Opened);
+    assert_eq!(opened.report.new_epoch, None);
+    let store = start(opened);
+    runtime()
+        .block_on(store.commit(pod_transaction(77, 1)))
+        .unwrap();
+    runtime().block_on(store.close()).unwrap();
+    let opened = open_golden(dir.path());
+    assert_eq!(opened.report.new_epoch, None);
+    assert!(dir.path().join("mark").exists());
+}
+
+#[test]
+fn golden_store_of_schema_1_is_taken_over_as_it_was_written() {
+    let dir = tempfile::tempdir().unwrap();
+    unpack_golden(1, dir.path());
+    assert_eq!(verify::read_copy(dir.path()).unwrap().schema, Some(1));
+    opens_without_a_mark_and_then_with_one(dir.path());
+    let opened = open_golden(dir.path());
+    assert_eq!(opened.report.migrated_from, Some(1));
+    assert_eq!(content(&opened.loaded.state), golden_state(false));
+    drop(opened);
+    // And it goes all the way to the newest schema.
+    let newest = ONE_AHEAD.newest();
+    migrate::migrate_with(ONE_AHEAD, dir.path(), newest, at(1)).unwrap();
+    migrate::migrate_with(ONE_AHEAD, dir.path(), 1, at(2)).unwrap();
+    assert_eq!(
+        content(&open_golden(dir.path()).loaded.state),
+        golden_state(false)
+    );
+}
 
 /// Writes a golden store only when asked to, and never over an existing one.
 #[test]
-fn golden_store_of_schema_1_reads_back_as_it_was_written() {
+fn golden_store_of_schema_2_reads_back_as_it_was_written() {
     if let Ok(path) = std::env::var("HOLDFAST_WRITE_GOLDEN") {
         let dir = tempfile::tempdir().unwrap();
         let store = start(open_dir(dir.path()));
@@ -1089,55 +1275,26 @@ fn golden_store_of_schema_1_reads_back_as_it_was_written() {
         let mut file = fs::File::create_new(path).unwrap();
         file.write_all(&packed).unwrap();
     }
-    let mut plain = Vec::new();
-    zstd::Decoder::new(fs::File::open(GOLDEN).unwrap())
-        .unwrap()
-        .read_to_end(&mut plain)
-        .unwrap();
     let dir = tempfile::tempdir().unwrap();
-    tar::Archive::new(plain.as_slice())
-        .unpack(dir.path())
-        .unwrap();
+    unpack_golden(2, dir.path());
     let copy = verify::read_copy(dir.path()).unwrap();
-    assert_eq!(copy.schema, Some(1));
+    assert_eq!(copy.schema, Some(2));
     assert!(
         copy.loaded.quarantined.is_empty() && copy.notes.is_empty(),
         "{:?}",
         copy.notes
     );
-    let want: BTreeMap<String, String> = {
-        let mut state = State::default();
-        for (key, record) in one_of_each() {
-            state.apply(&put_any(&key, record).mutations[0], 1);
-        }
-        content(&state)
-    };
-    assert_eq!(content(&copy.loaded.state), want);
-    // It opens as it did before there was a mark, and from then on has a mark.
-    let as_it_was = tempfile::tempdir().unwrap();
-    copy_tree(dir.path(), as_it_was.path());
-    let mut found = options(as_it_was.path());
-    if let Some(meta) = copy.loaded.state.meta() {
-        found.identity.node_name.clone_from(&meta.node_name);
-        found.identity.machine_id.clone_from(&meta.machine_id);
+    assert_eq!(content(&copy.loaded.state), golden_state(true));
+    opens_without_a_mark_and_then_with_one(dir.path());
+    // To both neighbours and back.
+    for schema in [1, ONE_AHEAD.newest()] {
+        migrate::migrate_with(ONE_AHEAD, dir.path(), schema, at(1)).unwrap();
+        migrate::migrate_with(ONE_AHEAD, dir.path(), 2, at(2)).unwrap();
+        assert_eq!(
+            content(&open_golden(dir.path()).loaded.state),
+            golden_state(true)
+        );
     }
-    let opened = open(&found).unwrap();
-    assert_eq!(opened.report.outcome, Outcome::Opened);
-    assert_eq!(opened.report.new_epoch, None);
-    let store = start(opened);
-    runtime()
-        .block_on(store.commit(pod_transaction(77, 1)))
-        .unwrap();
-    runtime().block_on(store.close()).unwrap();
-    let opened = open(&found).unwrap();
-    assert_eq!(opened.report.new_epoch, None);
-    assert!(as_it_was.path().join("mark").exists());
-    drop(opened);
-    // And it goes all the way to the newest schema.
-    let newest = TWO_STEPS.newest();
-    migrate::migrate_with(TWO_STEPS, dir.path(), newest, at(1)).unwrap();
-    migrate::migrate_with(TWO_STEPS, dir.path(), 1, at(2)).unwrap();
-    assert_eq!(content(&open_dir(dir.path()).loaded.state), want);
 }
 
 #[test]
@@ -1274,6 +1431,60 @@ fn a_full_disk_is_not_damage_and_heals_without_a_restart() {
     let got = content(&again.loaded.state);
     assert!(content(&state).keys().all(|key| got.contains_key(key)));
     drop(again);
+}
+
+#[test]
+fn a_store_of_schema_1_on_a_full_disk_is_converted_in_memory_until_there_is_room() {
+    let disk = SmallDisk::new();
+    let dir = disk.0.path().join("state");
+    let before = former_store(&dir);
+    holdfast::store::ballast::create(&dir, 256 * 1024).unwrap();
+    let filler = disk.fill();
+    let opened = open(&options(&dir)).unwrap();
+    assert!(
+        matches!(
+            opened.report.outcome,
+            Outcome::Unwritable {
+                out_of_space: true,
+                ..
+            }
+        ),
+        "{:?}",
+        opened.report
+    );
+    assert_eq!(opened.report.new_epoch, None, "nothing is forgotten");
+    assert_eq!(content(&opened.loaded.state), before);
+    let store = holdfast::store::Store::start(
+        opened.backend,
+        opened.loaded,
+        holdfast::store::StoreOptions {
+            backoff_max: std::time::Duration::from_millis(50),
+            ..Default::default()
+        },
+        std::sync::Arc::new(FixedClock),
+        Default::default(),
+    )
+    .unwrap();
+    runtime().block_on(async {
+        assert!(store.commit(pod_transaction(5, 77)).await.is_err());
+        fs::remove_file(&filler).unwrap();
+        let mut health = store.health();
+        health
+            .wait_for(|h| *h == holdfast::store::StoreHealth::Ok)
+            .await
+            .unwrap();
+        store.commit(pod_transaction(5, 77)).await.unwrap();
+        store.close().await.unwrap();
+    });
+    let again = open_dir(&dir);
+    assert_eq!(again.report.outcome, Outcome::Opened);
+    assert_eq!(
+        (again.report.new_epoch, again.report.migrated_from),
+        (None, None)
+    );
+    assert_eq!(again.loaded.state.facts.len(), 1);
+    let got = content(&again.loaded.state);
+    assert!(before.keys().all(|key| got.contains_key(key)));
 }
 
 #[test]

@@ -15,6 +15,7 @@ use super::base::Base;
 use super::opening::backup_dir;
 use super::{AgentError, Tasks};
 use crate::kubeletconfig::AgentConfig;
+use crate::types::file_label::label_for_containers;
 use crate::types::pace::Pace;
 use crate::types::{Clock, blocking, causes};
 
@@ -65,8 +66,22 @@ fn make(config: &AgentConfig) -> Result<Vec<Wanted>, AgentError> {
 
 /// Makes the directories that can be made, and returns the others with the reason.
 fn not_made(wanted: &[Wanted]) -> Vec<(Wanted, io::Error)> {
-    let failed = |one: &Wanted| Some((one.clone(), make_one(&one.0, one.1).err()?));
-    wanted.iter().filter_map(failed).collect()
+    let mut failed = Vec::new();
+    for one in wanted {
+        let (path, mode) = one;
+        match make_one(path, *mode) {
+            Ok(()) if is_for_plugins(path) => label_for_containers(path),
+            Ok(()) => {}
+            Err(error) => failed.push((one.clone(), error)),
+        }
+    }
+    failed
+}
+
+/// Returns whether plugins in containers make their sockets in the directory. Upstream: `setupDataDirs`.
+fn is_for_plugins(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.is_some_and(|name| ["plugins", "plugins_registry"].contains(&name))
 }
 
 fn make_one(path: &Path, mode: u32) -> io::Result<()> {

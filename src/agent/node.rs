@@ -29,6 +29,7 @@ use crate::kuberuntime::{selinux, userns};
 use crate::nodestatus::{cpus, huge_pages, memory_size, read_memory};
 use crate::types::host_addresses::HostAddresses;
 use crate::types::metrics::Metrics;
+use crate::types::mountinfo;
 use crate::types::{Event, EventRecorder, EventType, Pace, Stamp, blocking, causes};
 
 /// Directory in which the kernel lists processors.
@@ -116,9 +117,10 @@ fn is_tiered(kubelet: &KubeletConfiguration) -> bool {
 
 /// Returns the rules for memory of containers beside their limits. While the size of the machine is not known, containers
 /// without a limit are not throttled, and none gets swap.
-fn memory_rules(kubelet: &KubeletConfiguration, size: Option<MemorySize>) -> MemoryRules {
+fn memory_rules(kubelet: &KubeletConfiguration, seen: &Seen) -> MemoryRules {
     let reserves = &kubelet.reserves;
-    let MemorySize { memory, swap } = size.unwrap_or(MemorySize { memory: 0, swap: 0 });
+    let memory = seen.ordinary_memory().unwrap_or(0);
+    let swap = seen.memory.map_or(0, |size| size.swap);
     MemoryRules {
         throttling: reserves.memory_throttling,
         tiered: is_tiered(kubelet),
@@ -134,17 +136,45 @@ struct Seen {
     cpus: u64,
     memory: Option<MemorySize>,
     huge_pages: BTreeMap<u64, u64>,
+    /// True if memory limits count huge pages too.
+    charges_huge_pages: bool,
 }
 
 impl Seen {
+    /// Returns the memory that memory limits are about: without huge pages, which are set apart when they are allocated.
+    fn ordinary_memory(&self) -> Option<u64> {
+        let huge_pages = self
+            .huge_pages
+            .values()
+            .copied()
+            .fold(0, u64::saturating_add);
+        let apart = if self.charges_huge_pages {
+            0
+        } else {
+            huge_pages
+        };
+        self.memory.map(|size| size.memory.saturating_sub(apart))
+    }
+
     /// Reads the sizes; `known` is the memory as it was last read. Blocking, shortly.
     fn read(known: Option<MemorySize>) -> Self {
         Self {
             cpus: cpus(),
             memory: memory_size(known),
             huge_pages: huge_pages(),
+            charges_huge_pages: charges_huge_pages(),
         }
     }
+}
+
+/// Returns whether memory limits count huge pages, as they do where cgroup2 is mounted so. Blocking, shortly.
+fn charges_huge_pages() -> bool {
+    let table = std::fs::read(mountinfo::TABLE).unwrap_or_default();
+    let mut mounts = mountinfo::lines(&table);
+    mounts.any(|mount| {
+        let mut options = mount.super_options.split(|byte| *byte == b',');
+        mount.fstype == b"cgroup2" && options.any(|o| o == b"memory_hugetlb_accounting")
+    })
 }
 
 /// Publishes the sizes of the machine for those who use them: containers, admission and volumes.
@@ -160,7 +190,7 @@ impl Publisher {
     fn publish(&self, seen: Seen, masked_paths: Vec<String>) {
         let facts = MachineFacts {
             size: seen.memory,
-            rules: memory_rules(&self.kubelet, seen.memory),
+            rules: memory_rules(&self.kubelet, &seen),
             masked_paths,
         };
         if *self.machine.get() != facts {
@@ -197,7 +227,7 @@ struct Size {
 
 impl Size {
     fn of(kubelet: &KubeletConfiguration, seen: &Seen) -> Self {
-        let memory = seen.memory.map(|size| size.memory);
+        let memory = seen.ordinary_memory();
         Self {
             cpu_milli: for_pods(kubelet, "cpu", seen.cpus, MILLI),
             memory: memory.and_then(|memory| for_pods(kubelet, "memory", memory, UNIT)),
@@ -513,13 +543,14 @@ pub(super) fn context(
     }
     context.cpu_cfs_quota = kubelet.cpu_cfs_quota;
     context.cfs_period_us = micros(kubelet.cpu_cfs_quota_period);
-    let size = memory_size(None);
+    let seen = Seen::read(None);
+    let size = seen.memory;
     if size.is_none() {
         warn!("the size of the machine's memory is unknown, retrying every 10 s");
     }
     context.machine.set(MachineFacts {
         size,
-        rules: memory_rules(kubelet, size),
+        rules: memory_rules(kubelet, &seen),
         masked_paths: thermal_throttle(Path::new(CPUS)),
     });
     if cgroups.has_hugetlb_controller() {
@@ -684,6 +715,7 @@ mod tests {
                 cpus: 2,
                 memory: Some(MemorySize { memory, swap }),
                 huge_pages: BTreeMap::new(),
+                charges_huge_pages: false,
             };
             publisher.publish(seen, vec![gib.to_string()]);
             let facts = of_containers.get();
@@ -748,6 +780,30 @@ mod tests {
         assert_eq!(limits, BTreeMap::from([(gib, 0)]), "more than there are");
         kubelet.enforce_node_allocatable.clear();
         assert_eq!(huge_pages_for_pods(&kubelet, &machine), BTreeMap::new());
+    }
+
+    #[test]
+    fn memory_in_huge_pages_is_not_for_pods_to_share() {
+        let kubelet = KubeletConfiguration {
+            system_reserved: [("memory".to_owned(), 2 * (1 << 30) * UNIT)].into(),
+            ..KubeletConfiguration::default()
+        };
+        let size = MemorySize {
+            memory: 64 << 30,
+            swap: 0,
+        };
+        let mut seen = Seen {
+            cpus: 2,
+            memory: Some(size),
+            huge_pages: [(2 << 20, 24 << 30), (1 << 30, 8 << 30)].into(),
+            charges_huge_pages: false,
+        };
+        assert_eq!(Size::of(&kubelet, &seen).memory, Some(30 << 30));
+        assert_eq!(memory_rules(&kubelet, &seen).for_pods, 30 << 30);
+        seen.charges_huge_pages = true;
+        assert_eq!(Size::of(&kubelet, &seen).memory, Some(62 << 30));
+        seen.memory = None;
+        assert_eq!(Size::of(&kubelet, &seen).memory, None);
     }
 
     #[test]

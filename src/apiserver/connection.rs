@@ -24,21 +24,27 @@ struct Seen {
 
 /// Shared handle. A change is logged once, however many requests fail.
 #[derive(Clone, Debug)]
-pub struct Connection(Arc<watch::Sender<Seen>>);
+pub struct Connection {
+    seen: Arc<watch::Sender<Seen>>,
+    set_back: Arc<watch::Sender<u64>>,
+}
 
 impl Default for Connection {
     fn default() -> Self {
-        Self(Arc::new(watch::Sender::new(Seen {
-            now: Reachability::Untried,
-            ever: false,
-        })))
+        Self {
+            seen: Arc::new(watch::Sender::new(Seen {
+                now: Reachability::Untried,
+                ever: false,
+            })),
+            set_back: Arc::default(),
+        }
     }
 }
 
 impl Connection {
     /// The server answered a request, whatever it said.
     pub fn answered(&self) {
-        let changed = self.0.send_if_modified(|seen| {
+        let changed = self.seen.send_if_modified(|seen| {
             let changed = seen.now != Reachability::Up;
             seen.now = Reachability::Up;
             seen.ever = true;
@@ -51,7 +57,7 @@ impl Connection {
 
     /// A request got no answer.
     pub fn failed(&self, error: &str) {
-        let changed = self.0.send_if_modified(|seen| {
+        let changed = self.seen.send_if_modified(|seen| {
             let changed = !matches!(seen.now, Reachability::Down(_));
             if changed {
                 seen.now = Reachability::Down(error.to_owned());
@@ -68,24 +74,35 @@ impl Connection {
 
     /// Returns the current state.
     pub fn now(&self) -> Reachability {
-        self.0.borrow().now.clone()
+        self.seen.borrow().now.clone()
     }
 
     /// Returns whether the server answered at least once in this run of the agent.
     pub fn ever_answered(&self) -> bool {
-        self.0.borrow().ever
+        self.seen.borrow().ever
+    }
+
+    /// The server is known to have been restored to an older state, as from a backup of etcd.
+    pub fn was_set_back(&self) {
+        self.set_back.send_modify(|times| *times += 1);
+    }
+
+    /// Returns what changes when the server was set back. A watch that goes on says nothing then until the server has
+    /// reached the version that the watch began with, so everything must be read anew.
+    pub fn set_back(&self) -> watch::Receiver<u64> {
+        self.set_back.subscribe()
     }
 
     /// Waits until it answers; at once when it does. Cancel-safe.
     pub async fn up(&self) {
-        let mut seen = self.0.subscribe();
+        let mut seen = self.seen.subscribe();
         // The sender lives as long as `self`.
         drop(seen.wait_for(|seen| seen.now == Reachability::Up).await);
     }
 
     /// Waits for the next change of [`Connection::now`] after this call. Cancel-safe.
     pub async fn changed(&self) {
-        let mut seen = self.0.subscribe();
+        let mut seen = self.seen.subscribe();
         drop(seen.changed().await);
     }
 }

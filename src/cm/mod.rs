@@ -520,6 +520,27 @@ impl CgroupManager {
         Ok(pids.into_iter().collect())
     }
 
+    /// Removes cgroups of pods other than those to `keep`, if there is such a list, and sets the limits of QoS classes and of
+    /// the processes of pods, which may have been resumed with other settings. One that fails keeps none of the others.
+    /// Returns what failed.
+    pub fn sweep(&self, keep: Option<&BTreeSet<PodUid>>, active: &[Arc<Pod>]) -> Vec<CgroupError> {
+        let mut errors = Vec::new();
+        match keep.map(|keep| (keep, self.list_pods())) {
+            None => {}
+            Some((keep, Ok(found))) => {
+                for uid in found.difference(keep) {
+                    tracing::info!(pod = %uid, "removing orphan cgroup");
+                    errors.extend(self.destroy(uid).err());
+                }
+            }
+            Some((_, Err(error))) => errors.push(error),
+        }
+        errors.extend(self.refresh_qos(active).err());
+        let limited = active.iter().filter_map(|pod| self.limit_pids(pod).err());
+        errors.extend(limited);
+        errors
+    }
+
     /// Pods that have a cgroup, in any hierarchy; for removing what nobody knows any more.
     ///
     /// # Errors

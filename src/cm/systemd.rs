@@ -7,9 +7,11 @@
 //! **Invariant:** the limits of a slice are sent as a whole. systemd may put those that one call leaves out back to their
 //! defaults.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -75,6 +77,8 @@ pub struct Systemd {
     runtime: Handle,
     place: Place,
     connection: Mutex<Option<(Connection, bool)>>,
+    /// Properties that this version of systemd does not know.
+    unknown: std::sync::Mutex<BTreeSet<&'static str>>,
 }
 
 impl fmt::Debug for Systemd {
@@ -91,6 +95,7 @@ impl Systemd {
             runtime,
             place: Place::Machine,
             connection: Mutex::new(None),
+            unknown: std::sync::Mutex::default(),
         })
     }
 
@@ -100,6 +105,7 @@ impl Systemd {
             runtime,
             place: Place::Socket(socket.to_owned()),
             connection: Mutex::new(None),
+            unknown: std::sync::Mutex::default(),
         }
     }
 
@@ -114,19 +120,50 @@ impl Systemd {
         limits: &[(&'static str, Property)],
     ) -> Result<(), SystemdError> {
         let unit = name.slice();
-        let mut all = identity(name);
-        all.extend_from_slice(limits);
+        loop {
+            let set = self.try_set(name, &unit, limits);
+            let Some(property) = set.as_ref().err().and_then(unknown_property) else {
+                return set;
+            };
+            let mut unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
+            if !unknown.insert(property) {
+                return set;
+            }
+            // The file of the cgroup is written all the same.
+            tracing::info!(property, "this systemd lacks a property, doing without it");
+        }
+    }
+
+    fn try_set(
+        &self,
+        name: &CgroupName,
+        unit: &str,
+        limits: &[(&'static str, Property)],
+    ) -> Result<(), SystemdError> {
+        let unknown = self
+            .unknown
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let known = |all: &[(&'static str, Property)]| -> Vec<(&'static str, Property)> {
+            let mut all = all.to_vec();
+            all.retain(|(property, _)| !unknown.contains(property));
+            all
+        };
+        let limits = known(limits);
+        let mut all = known(&identity(name));
+        all.extend_from_slice(&limits);
         let aux: Vec<(&str, Vec<(&str, Value<'_>)>)> = Vec::new();
         let started = self.call(
             "StartTransientUnit",
-            &unit,
-            &(&unit, "replace", values(&all), aux),
+            unit,
+            &(unit, "replace", values(&all), aux),
         );
         match started {
             Err(SystemdError::Refused { source, .. }) if is_error(&source, "UnitExists") => {}
             other => return other,
         }
-        self.call("SetUnitProperties", &unit, &(&unit, true, values(limits)))
+        self.call("SetUnitProperties", unit, &(unit, true, values(&limits)))
     }
 
     /// Sets some limits of a unit that somebody else has made, and leaves its others. Blocks as [`Self::set`].
@@ -237,6 +274,21 @@ fn is_lost(error: &zbus::Error) -> bool {
                 || is_name(other, "org.freedesktop.DBus.Error.Disconnected")
         }
     }
+}
+
+/// Properties that were added after the oldest systemd on machines with Kubernetes: in 230, 242 and 244.
+const LATER: [&str; 3] = ["IOAccounting", "CPUQuotaPeriodUSec", "AllowedCPUs"];
+
+/// Returns the one of [`LATER`] that systemd has refused because it does not know it.
+fn unknown_property(error: &SystemdError) -> Option<&'static str> {
+    let SystemdError::Refused { source, .. } = error else {
+        return None;
+    };
+    let zbus::Error::MethodError(_, Some(text), _) = &**source else {
+        return None;
+    };
+    let is_named = |property: &&str| text.starts_with(&format!("Cannot set property {property},"));
+    LATER.into_iter().find(is_named)
 }
 
 fn is_error(error: &zbus::Error, name: &str) -> bool {

@@ -184,6 +184,36 @@ fn the_process_limit_goes_to_the_same_file_everywhere() {
 }
 
 #[test]
+fn a_cgroup_that_stays_keeps_no_other_from_its_limits() {
+    const DIRS: &[(&str, &[&str])] = &[("", &["cpu", "memory", "pids"])];
+    let mount = tempfile::tempdir().unwrap();
+    let class = mount.path().join("kubepods/besteffort");
+    for pod in ["podu-1", "podu-a", "podu-b"] {
+        std::fs::create_dir_all(class.join(pod)).unwrap();
+    }
+    std::fs::write(class.join("podu-1/pids.max"), "max").unwrap();
+    // As a process that does not end keeps it.
+    std::fs::write(class.join("podu-a/held"), "").unwrap();
+    let config = CgroupConfig {
+        pod_pids_limit: Some(100),
+        ..CgroupConfig::default()
+    };
+    let manager = manager_on(mount.path(), config, CgroupVersion::V2, DIRS);
+    let active = [Arc::new(best_effort())];
+    let keep = [PodUid::new("u-1")].into();
+    let errors = manager.sweep(Some(&keep), &active);
+    let about = |error: &CgroupError| error.to_string().contains("podu-a");
+    assert!(errors.iter().any(about), "{errors:?}");
+    assert!(class.join("podu-a").exists() && !class.join("podu-b").exists());
+    let limit = std::fs::read_to_string(class.join("podu-1/pids.max")).unwrap();
+    assert_eq!(limit, "100");
+    // Without a list of pods to keep nothing is an orphan.
+    std::fs::create_dir(class.join("podu-b")).unwrap();
+    manager.sweep(None, &active);
+    assert!(class.join("podu-b").exists());
+}
+
+#[test]
 fn all_pods_together_are_held_to_their_share_of_the_node() {
     const V1_DIRS: &[(&str, &[&str])] = &[("cpu", &["cpu"]), ("memory", &["memory"])];
     const V2_DIRS: &[(&str, &[&str])] = &[("", &["cpu", "memory"])];

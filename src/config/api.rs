@@ -153,7 +153,7 @@ impl ApiSource {
         let version = snapshot
             .stored(&OfServer::key())
             .filter(|record| record.is(&OfServer::new(&settings.server)))
-            .and_then(|record| number(record.version()));
+            .and_then(|record| number(record.mark()));
         Self {
             selector: format!("spec.nodeName={node_name}"),
             settings,
@@ -216,6 +216,9 @@ impl ApiSource {
             };
             send(sets, set).await?;
             self.seen(&version, true);
+            if set_back {
+                self.settings.client.connection().was_set_back();
+            }
             self.follow(&mut version, sets, &mut reload).await?;
         }
     }
@@ -585,7 +588,7 @@ impl ApiSource {
             self.surroundings.clock.now(),
         );
         let version = version.to_string();
-        let transaction = Transaction::new().put_version(&OfServer::key(), version, &server, now);
+        let transaction = Transaction::new().put_marked(&OfServer::key(), version, &server, now);
         // Without it a list is believed more easily: worth a try, not a retry. The store tells of itself.
         drop(self.surroundings.store.submit(transaction));
     }

@@ -45,7 +45,7 @@ fn key(source: PodSource) -> Key<Vec<LeftManifest>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::state::ObjectRecord;
+    use crate::core::state::FactRecord;
     use crate::types::BootId;
 
     fn apply(state: &mut State, transaction: &Transaction) {
@@ -76,9 +76,9 @@ mod tests {
         assert_eq!(left_of(&state, PodSource::Http), Vec::new());
         let same = record(&state, Transaction::new(), PodSource::File, &left, at);
         assert!(same.is_empty());
-        let broken = ObjectRecord {
-            resource_version: String::new(),
-            encrypted: false,
+        let broken = FactRecord {
+            mark: String::new(),
+            layout: 1,
             data: b"{".to_vec(),
             at,
         };

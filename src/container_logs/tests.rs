@@ -517,6 +517,7 @@ impl Node {
             reason: String::new(),
             message: String::new(),
             log_path: String::new(),
+            user: None,
         };
         let status = PodStatus {
             name: "p".to_owned(),

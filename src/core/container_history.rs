@@ -12,6 +12,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use k8s_openapi::api::core::v1::ContainerStateTerminated;
+
 use super::backoff::early::{self, Ends};
 use super::restart_all::Restart;
 use super::state::{
@@ -25,6 +27,28 @@ use crate::types::{ContainerId, PodUid, Stamp};
 pub const STATUS_UNKNOWN: &str = "ContainerStatusUnknown";
 /// Exit code of an end that was not observed.
 pub const STATUS_UNKNOWN_EXIT_CODE: i32 = 137;
+/// Reason of an end with exit code 0 of a container that the agent stopped because the machine goes down, and that had work
+/// left: it has not completed.
+pub const NODE_SHUTDOWN: &str = "NodeShutdown";
+
+/// Returns the exit code by which restarts and phases are decided. It differs from the container's own where it ended with
+/// 0 because the machine went down.
+pub fn judged_code(exit_code: i32, reason: Option<&str>) -> i32 {
+    match reason {
+        Some(NODE_SHUTDOWN) if exit_code == 0 => STATUS_UNKNOWN_EXIT_CODE,
+        _ => exit_code,
+    }
+}
+
+/// [`judged_code`] of a recorded end.
+pub fn judged(exit: &ExitRecord) -> i32 {
+    judged_code(exit.exit_code, Some(&exit.reason))
+}
+
+/// [`judged_code`] of an end in a status.
+pub fn judged_end(end: &ContainerStateTerminated) -> i32 {
+    judged_code(end.exit_code, end.reason.as_deref())
+}
 /// Message of the end of a container that is gone.
 const LOST: &str =
     "The container could not be located in the runtime. The container used to be Running";

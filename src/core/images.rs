@@ -399,6 +399,8 @@ const STORAGE: &[Pattern] = &[
     // containerd, content store: a blob that metadata name.
     &["content digest sha256:", "not found"],
     &["blob not found"],
+    // containerd, unpacking: the record of the image has the type that a proxy answered with.
+    &["unexpected media type ", " for sha256:", "not found"],
     // containers/storage, used by CRI-O.
     &["layer not known"],
     &["consider removing the image to resolve the issue"],

@@ -162,6 +162,7 @@ mod tests {
                 reason: String::new(),
                 message: String::new(),
                 log_path: String::new(),
+                user: None,
             }));
         status
     }

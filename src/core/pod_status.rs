@@ -32,6 +32,7 @@ use super::container_history::Records;
 use super::deadline;
 use super::pod_actions::CRASH_LOOP_BACK_OFF;
 use super::resize::ResizeView;
+use super::shutdown;
 use crate::types::runtime::PodStatus;
 use crate::types::{PodExt, Stamp};
 pub use states::{CONTAINER_CREATING, POD_INITIALIZING};
@@ -147,6 +148,12 @@ pub fn generate(input: &StatusInput<'_>) -> api::PodStatus {
         (reason, message) = (
             Some(deadline::REASON.to_owned()),
             Some(deadline::MESSAGE.to_owned()),
+        );
+    }
+    if phase == "Failed" && reason.is_none() && statuses.any_stopped_by_shutdown() {
+        (reason, message) = (
+            Some(shutdown::TERMINATED.to_owned()),
+            Some(shutdown::TERMINATED_MESSAGE.to_owned()),
         );
     }
     if let Some(settled) = settled {

@@ -10,13 +10,18 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 
+use super::container_history::NODE_SHUTDOWN;
+use super::pod_actions::policy_of;
 use super::state::kinds::{self, Declared, Key, Kind};
 use super::state::{
     AdmissionDecision, AdmissionRecord, PodRecord, State, StatusRecord, TerminationCause,
     Transaction, WorkerPhase, WorkerRecord,
 };
 use crate::kubeletconfig::PriorityPeriod;
-use crate::types::{PodExt, PodSource, PodUid, Stamp};
+use crate::types::containers::container_of;
+use crate::types::pod::RestartPolicy;
+use crate::types::runtime::{ContainerState, PodStatus};
+use crate::types::{ContainerId, PodExt, PodSource, PodUid, Stamp};
 
 /// Reason of a pod that comes while the node shuts down.
 pub const NOT_ADMITTED: &str = "NodeShutdown";
@@ -280,6 +285,24 @@ pub fn cause() -> TerminationCause {
     TerminationCause::Evicted {
         reason: TERMINATED.to_owned(),
         message: TERMINATED_MESSAGE.to_owned(),
+    }
+}
+
+/// Marks the ends with exit code 0 of containers that were stopped because the machine goes down. One that would otherwise
+/// have run on has not completed: a job that ends well when it is told to has not done its work.
+pub fn mark_stopped(pod: &Pod, stopped: &[ContainerId], status: &mut PodStatus) {
+    for container in &mut status.containers {
+        let is_cut_short = || {
+            let spec = container_of(pod, &container.name);
+            spec.is_some_and(|spec| policy_of(pod, &spec) != RestartPolicy::Always)
+        };
+        if container.state == ContainerState::Exited
+            && container.exit_code == 0
+            && stopped.contains(&container.id)
+            && is_cut_short()
+        {
+            container.reason = NODE_SHUTDOWN.to_owned();
+        }
     }
 }
 

@@ -81,6 +81,7 @@ pub(super) fn container(name: &str, attempt: u32, state: ContainerState) -> Cont
         reason: String::new(),
         message: String::new(),
         log_path: String::new(),
+        user: None,
     }
 }
 

@@ -240,7 +240,7 @@ async fn pods_fail_when_devices_are_short_or_their_plugin_refuses() {
         );
         // Its records go with the pod.
         let key = devices::allocations_key(&pod(uid, GPU, count));
-        let gone = Transaction::new().delete::<crate::core::state::ObjectRecord>(key);
+        let gone = Transaction::new().delete::<crate::core::state::FactRecord>(key);
         world.store.commit(gone).await.unwrap();
     }
     // Resources that no plugin has registered are not the manager's.
@@ -259,7 +259,7 @@ async fn what_a_record_that_cannot_be_read_may_hold_is_given_to_nobody() {
     plugin.calls();
 
     let mut broken =
-        crate::core::state::ObjectRecord::own(&devices::PodDevices::default(), world.clock.now());
+        crate::core::state::FactRecord::of(&devices::PodDevices::default(), world.clock.now());
     broken.data = b"{\"containers\":1}".to_vec();
     let key = devices::allocations_key(&first);
     let plugins = devices::plugin_key(GPU);
@@ -280,7 +280,7 @@ async fn what_a_record_that_cannot_be_read_may_hold_is_given_to_nobody() {
     assert!(agent.pre_start(&first, "main").await.is_err());
     assert!(plugin.calls().is_empty());
 
-    let gone = Transaction::new().delete::<crate::core::state::ObjectRecord>(key);
+    let gone = Transaction::new().delete::<crate::core::state::FactRecord>(key);
     world.store.commit(gone).await.unwrap();
     assert_eq!(first_start(&agent, &second).await, Readiness::Ready);
     // A pod that ran before its record was lost gets devices before its containers start again.

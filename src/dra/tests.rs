@@ -527,7 +527,7 @@ async fn drivers_come_and_go_by_their_registration_sockets() {
 #[tokio::test(start_paused = true)]
 async fn slices_of_a_driver_that_stays_away_are_deleted_once() {
     let world = World::new();
-    let record = crate::core::state::ObjectRecord::own(
+    let record = crate::core::state::FactRecord::of(
         &DriverRecord::default(),
         world.agent(1).inner.options.clock.now(),
     );

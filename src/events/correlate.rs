@@ -162,6 +162,9 @@ impl Room {
     }
 }
 
+/// Longest name of an object, in bytes.
+const MAX_NAME: usize = 253;
+
 /// Makes up names of objects, each but once.
 struct Names {
     node: String,
@@ -175,7 +178,11 @@ impl Names {
         let about = event.pod.as_ref().map_or(&self.node, |pod| &pod.name);
         self.sequence = self.sequence.wrapping_add(1) % 1_000_000;
         let nanoseconds = now.wall_ms.saturating_mul(1_000_000) + i64::from(self.sequence);
-        format!("{about}.{nanoseconds:x}")
+        let end = format!(".{nanoseconds:x}");
+        // Names of pods are ASCII.
+        let room = MAX_NAME.saturating_sub(end.len());
+        let about = about.get(..room).unwrap_or(about);
+        format!("{}{end}", about.trim_end_matches(['.', '-']))
     }
 }
 

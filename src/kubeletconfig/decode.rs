@@ -144,10 +144,21 @@ fn set(
             settings.problems.push(problem);
         }
     }
-    if matches!(node.value, Value::Null) {
+    // Of these two, one that is zero has a default that depends on whether the other one is set.
+    let is_frequency = ["nodeStatusUpdateFrequency", "nodeStatusReportFrequency"];
+    let is_unset = is_frequency.contains(&setting.name) && is_zero_duration(&node.value);
+    if is_unset || matches!(node.value, Value::Null) {
         settings.origins.remove(setting.name);
     } else {
         settings.origins.insert(setting.name, at(file, node.place));
+    }
+}
+
+fn is_zero_duration(value: &Value) -> bool {
+    match value {
+        Value::Int(number) => *number == 0,
+        Value::String(text) => parse_duration(text).is_ok_and(|duration| duration.is_zero()),
+        _ => false,
     }
 }
 

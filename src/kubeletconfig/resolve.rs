@@ -393,21 +393,34 @@ fn credential_providers(
 fn node_ips(settings: &mut Settings, given: Option<&str>) -> Vec<IpAddr> {
     let parts = given.unwrap_or_default().split(',').map(str::trim);
     let parts = parts.filter(|part| !part.is_empty());
-    // The API server refuses an IPv4 address that is written as an IPv6 address.
-    let ips = parts.map(|part| parse_ip(part).map(|ip| ip.to_canonical()));
-    match ips.collect::<Result<Vec<_>, _>>() {
-        Err(message) => settings.reject_flag("--node-ip", message),
-        Ok(ips) if ips.len() > 2 || (ips.len() == 2 && ips[0].is_ipv4() == ips[1].is_ipv4()) => {
-            let message = "expected one address, or one IPv4 and one IPv6 address";
-            settings.reject_flag("--node-ip", message);
+    let mut ips = Vec::new();
+    for part in parts {
+        match parse_ip(part) {
+            // The API server refuses an IPv4 address that is written as an IPv6 address.
+            Ok(ip) => ips.push(ip.to_canonical()),
+            // As upstream: a variable that a unit file has not filled in keeps no node from starting.
+            Err(message) => settings.warnings.push(Warning {
+                origin: Origin::Flag("--node-ip".to_owned()),
+                field: "--node-ip".to_owned(),
+                message: format!("{message}; it is ignored"),
+            }),
         }
-        Ok(ips) if ips.len() == 2 && ips.iter().any(IpAddr::is_unspecified) => {
-            let message = "two addresses cannot include 0.0.0.0 or ::, name both";
-            settings.reject_flag("--node-ip", message);
-        }
-        Ok(ips) => return ips,
     }
-    Vec::new()
+    let message = match &*ips {
+        [] | [_] => None,
+        [one, other] if one.is_ipv4() != other.is_ipv4() => {
+            let is_any = one.is_unspecified() || other.is_unspecified();
+            is_any.then_some("two addresses cannot include 0.0.0.0 or ::, name both")
+        }
+        _ => Some("expected one address, or one IPv4 and one IPv6 address"),
+    };
+    match message {
+        Some(message) => {
+            settings.reject_flag("--node-ip", message);
+            Vec::new()
+        }
+        None => ips,
+    }
 }
 
 /// The runtime's endpoint and the image service's, which is the runtime's unless it is named.

@@ -155,7 +155,7 @@ fields! {
         .flag("manifest-url-header", "NAME:VALUE,…", "Headers for --manifest-url, such as 'a:hello,b:again'; may be repeated")]
     /// Address of the kubelet's API.
     address: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-    ["address": String = IP, "An IP address; `::` is all of both families.";
+    ["address": String = IP, "An IP address; `0.0.0.0` and `::` are all of both families.";
         .flag("address", "IP", "Address of the kubelet's API; 0.0.0.0 or :: for all [default: 0.0.0.0]")]
     /// Port of the kubelet's API, which the node's status names.
     port: u16 = 10250,

@@ -85,6 +85,8 @@ const fn flag(name: &'static str, takes: Takes, effect: Effect) -> UnsupportedFl
 
 /// All of them, by name.
 pub const UNSUPPORTED_FLAGS: &[UnsupportedFlag] = &[
+    removed("add-dir-header", Takes::Bool, "1.26", ""),
+    removed("alsologtostderr", Takes::Bool, "1.26", ""),
     value("application-metrics-count-limit"),
     removed(
         "azure-container-registry-config",
@@ -128,14 +130,19 @@ pub const UNSUPPORTED_FLAGS: &[UnsupportedFlag] = &[
         Takes::Value,
         Effect::Needless("the state directory (--state-dir) is always locked"),
     ),
+    removed("log-backtrace-at", Takes::Value, "1.26", ""),
     switch("log-cadvisor-usage"),
+    removed("log-dir", Takes::Value, "1.26", ""),
+    removed("log-file-max-size", Takes::Value, "1.26", ""),
     value("log-flush-frequency"),
     value("log-json-info-buffer-size"),
     switch("log-json-split-stream"),
     value("log-text-info-buffer-size"),
     switch("log-text-split-stream"),
+    removed("logtostderr", Takes::Bool, "1.26", ""),
     value("machine-id-file"),
     removed("master-service-namespace", Takes::Value, "1.27", ""),
+    removed("one-output", Takes::Bool, "1.26", ""),
     removed(
         "pod-infra-container-image",
         Takes::Value,
@@ -146,6 +153,9 @@ pub const UNSUPPORTED_FLAGS: &[UnsupportedFlag] = &[
     value("registry-burst"),
     value("registry-qps"),
     value("runtime-cgroups"),
+    removed("skip-headers", Takes::Bool, "1.26", ""),
+    removed("skip-log-headers", Takes::Bool, "1.26", ""),
+    removed("stderrthreshold", Takes::Value, "1.26", ""),
     value("storage-driver-buffer-duration"),
     value("storage-driver-db"),
     value("storage-driver-host"),

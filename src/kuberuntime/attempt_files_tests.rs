@@ -48,6 +48,7 @@ fn container(id: &str, attempt: u32, log: &Path) -> ContainerStatus {
         reason: String::new(),
         message: String::new(),
         log_path: log.display().to_string(),
+        user: None,
     }
 }
 

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -218,7 +218,9 @@ pub fn prepare_files(
         let content =
             hosts_content(pod, pod_ips, ctx).map_err(error("read", &ctx.node_hosts_file))?;
         // In place, not renamed: earlier containers of the pod have the very file mounted.
-        write_file(&path, &content, 0o644).map_err(error("write", &path))?;
+        if !is_so(&path, &content, 0o644) {
+            write_file(&path, &content, 0o644).map_err(error("write", &path))?;
+        }
         files.hosts = Some(path);
     }
     if is_path_component(&container.name) {
@@ -227,6 +229,16 @@ pub fn prepare_files(
         files.termination_log = Some(path);
     }
     Ok(files)
+}
+
+/// Returns whether a file has this content and mode. One that other containers have mounted is never empty then, as it
+/// would be for a moment while it is written.
+fn is_so(path: &Path, content: &[u8], mode: u32) -> bool {
+    let is_alike = |meta: fs::Metadata| {
+        let length = u64::try_from(content.len()).ok();
+        meta.is_file() && Some(meta.len()) == length && meta.mode() & 0o7777 == mode
+    };
+    fs::symlink_metadata(path).is_ok_and(is_alike) && fs::read(path).is_ok_and(|now| now == content)
 }
 
 fn write_file(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {

@@ -359,6 +359,33 @@ fn files_are_written_for_each_start() {
 }
 
 #[test]
+fn a_hosts_file_that_is_right_already_is_never_empty_for_a_moment() {
+    let dir = tempfile::tempdir().unwrap();
+    let ctx = NodeContext::new("n", dir.path());
+    let pod = pod(json!({"name": "c"}));
+    let container = &pod.containers()[0];
+    let write = |ip: &str| {
+        let files = prepare_files(&pod, container, &[ip.to_owned()], &ctx).unwrap();
+        files.hosts.unwrap()
+    };
+    let hosts = write("10.0.0.2");
+    let (before, long_ago) = (fs::metadata(&hosts).unwrap(), std::time::UNIX_EPOCH);
+    let file = fs::File::options().write(true).open(&hosts).unwrap();
+    file.set_modified(long_ago).unwrap();
+    write("10.0.0.2");
+    let modified = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
+    assert_eq!(modified(&hosts), long_ago, "it is not written again");
+    write("10.0.0.3");
+    assert!(fs::read_to_string(&hosts).unwrap().contains("10.0.0.3"));
+    let after = fs::metadata(&hosts).unwrap();
+    assert_eq!(after.ino(), before.ino(), "containers have this file");
+    fs::set_permissions(&hosts, fs::Permissions::from_mode(0o600)).unwrap();
+    write("10.0.0.3");
+    let mode = fs::metadata(&hosts).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o644);
+}
+
+#[test]
 fn a_link_in_place_of_the_message_file_is_not_followed() {
     let dir = tempfile::tempdir().unwrap();
     let ctx = NodeContext::new("n", dir.path());

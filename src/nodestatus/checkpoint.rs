@@ -74,7 +74,7 @@ impl Checkpoint {
         let version = node.metadata.resource_version.clone().unwrap_or_default();
         let state = self.store.snapshot();
         let held = state.stored(&self.node_key);
-        if held.is_some_and(|held| held.version() == version && !version.is_empty()) {
+        if held.is_some_and(|held| held.mark() == version && !version.is_empty()) {
             return;
         }
         self.submit(&self.node_key, version, node, self.clock.now());

@@ -292,13 +292,25 @@ pub(super) fn machine(root_dir: &Path, boot_id: &str, known: Option<MemorySize>)
 
 /// Cores of the machine.
 pub fn cpus() -> u64 {
-    let counted = procfs::CpuInfo::current().map(|info| info.num_cores());
+    let counted = std::fs::read("/proc/cpuinfo").map(|text| cpus_in(&text));
     let counted = counted.ok().filter(|n| *n > 0);
     let count = counted.or_else(|| {
         let count = std::thread::available_parallelism();
         count.ok().map(std::num::NonZero::get)
     });
     count.and_then(|n| u64::try_from(n).ok()).unwrap_or(1)
+}
+
+/// Counts the processors that `/proc/cpuinfo` lists. Its form depends on the architecture: `processor : 0` on most,
+/// `processor 0: version = …` on s390x.
+fn cpus_in(cpuinfo: &[u8]) -> usize {
+    let text = String::from_utf8_lossy(cpuinfo);
+    let keys = text.lines().filter_map(|line| line.split_once(':'));
+    let is_processor = |key: &str| {
+        let number = key.trim().strip_prefix("processor").map(str::trim);
+        number.is_some_and(|n| n.is_empty() || n.bytes().all(|b| b.is_ascii_digit()))
+    };
+    keys.filter(|(key, _)| is_processor(key)).count()
 }
 
 /// Total size in bytes of the file system of `path`.
@@ -379,6 +391,22 @@ mod tests {
         assert!(machine.ephemeral_storage.is_some_and(|bytes| bytes > 0));
         assert!(!machine.kernel_version.is_empty() && !machine.os_image.is_empty());
         assert_eq!(machine.boot_id, "boot");
+    }
+
+    #[test]
+    fn processors_are_counted_as_each_architecture_lists_them() {
+        let x86 =
+            "processor\t: 0\nmodel name\t: X processor: 9\n\nprocessor\t: 1\ncore id\t\t: 1\n";
+        let arm = "processor\t: 0\nBogoMIPS\t: 108.00\n\nprocessor\t: 1\n\nHardware\t: BCM2835\nModel\t\t: Pi\n";
+        let s390x = "vendor_id       : IBM/S390\n# processors    : 2\n\
+                     processor 0: version = FF,  machine = 8561\nprocessor 1: version = FF\n\n\
+                     cpu number      : 0\ncpu number      : 1\n";
+        let loongarch =
+            "system type\t\t: generic\n\nprocessor\t\t: 0\npackage\t: 0\n\nprocessor\t\t: 1\n";
+        for text in [x86, arm, s390x, loongarch] {
+            assert_eq!(cpus_in(text.as_bytes()), 2, "{text}");
+        }
+        assert_eq!(cpus_in(b"Processor\t: ARMv7 \xff\n"), 0);
     }
 
     #[test]

@@ -140,6 +140,7 @@ impl Known {
 
     /// Watches the node, for ever.
     pub(super) async fn watch(&self, connection: &Connection) {
+        let mut set_back = connection.set_back();
         loop {
             let stream = watcher::watch_object(self.api.clone(), &self.name).default_backoff();
             let mut stream = std::pin::pin!(stream);
@@ -149,6 +150,7 @@ impl Known {
                     // Both are cancel-safe. A watch that waits for its next try need not do so any more.
                     event = stream.next() => event,
                     () = super::came_up(connection), if failing => break,
+                    _ = set_back.changed() => break,
                 };
                 match event {
                     Some(Ok(Some(node))) => self.observe(node, Origin::Change),

@@ -125,7 +125,11 @@ impl LeaseTask {
                 Err(error) if error.is_not_found() => return self.create().await,
                 Err(error) if error.is_conflict() => {
                     let lease = self.read().await?;
-                    self.check_conflict(lease.as_ref());
+                    // One that is older comes from a server that was set back to a backup.
+                    let is_older = |lease: &Lease| is_older(lease, &base);
+                    if !lease.as_ref().is_some_and(is_older) {
+                        self.check_conflict(lease.as_ref());
+                    }
                     self.latest = lease;
                 }
                 Err(error) => {
@@ -234,6 +238,16 @@ impl LeaseTask {
             ),
         ));
     }
+}
+
+/// Returns whether a lease is an older version than another; versions that are not numbers cannot be compared.
+fn is_older(lease: &Lease, than: &Lease) -> bool {
+    let version = |lease: &Lease| -> Option<u64> {
+        let version = lease.metadata.resource_version.as_deref()?;
+        version.parse().ok()
+    };
+    let versions = version(lease).zip(version(than));
+    versions.is_some_and(|(one, other)| one < other)
 }
 
 /// Returns the time of a renewal: now, or a moment after the previous one where the clock was set back. A controller takes

@@ -107,6 +107,7 @@ impl StatusTask {
         let mut due = Instant::now();
         let (mut pressure_told, mut facts_told) = (true, true);
         let mut shutting_down = self.runtime_state.shutting_down();
+        let mut set_back = self.api.connection().set_back();
         loop {
             if Instant::now() >= due || self.is_fast() && !self.failing {
                 due = Instant::now() + self.turn().await;
@@ -129,8 +130,13 @@ impl StatusTask {
                     Ok(()) => due = Instant::now(),
                     Err(_) => pressure_told = false,
                 },
-                // The sender is kept by `self`.
+                // The senders are kept by `self`.
                 _ = shutting_down.changed() => due = Instant::now(),
+                // What is known is newer than what the server has: the node is read again, as at the start.
+                _ = set_back.changed() => {
+                    self.registered = false;
+                    due = Instant::now();
+                }
                 changed = self.facts.changed(), if facts_told => match changed {
                     // A volume waits until the API server knows that it is in use, and nobody is to be sent here for devices
                     // that are gone.

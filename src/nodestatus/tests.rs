@@ -324,6 +324,7 @@ struct World {
     facts: watch::Sender<Option<Facts>>,
     pressure: watch::Sender<Pressure>,
     settings: NodeSettings,
+    connection: Connection,
     life: Option<(CancellationToken, tokio::task::JoinHandle<()>)>,
 }
 
@@ -358,6 +359,7 @@ impl World {
             facts: watch::Sender::new(Some(facts)),
             pressure: watch::Sender::new(Pressure::default()),
             settings: NodeSettings::new("n1"),
+            connection: Connection::default(),
             life: None,
         }
     }
@@ -374,7 +376,8 @@ impl World {
         self.node_object = NodeObject::default();
         self.runtime_state = RuntimeState::default();
         let client = kube::Client::new(self.fake.clone(), "default");
-        let connection = Connection::default();
+        self.connection = Connection::default();
+        let connection = self.connection.clone();
         let parts = Parts {
             settings: self.settings.clone(),
             api: ApiClient::new(client, connection.clone()),
@@ -802,6 +805,54 @@ async fn the_lease_survives_conflict_and_deletion() {
     world.fake.with(|s| s.lease = None);
     world.pass(11).await;
     assert!(world.fake.with(|s| s.lease.is_some()));
+}
+
+/// As after etcd was restored from a backup.
+#[tokio::test(start_paused = true)]
+async fn a_lease_of_a_server_that_was_set_back_is_of_no_other_machine() {
+    let mut world = World::new();
+    world.start();
+    world.pass(20).await;
+    let backup = world.fake.with(|s| s.lease.clone());
+    world.pass(300).await;
+    world.fake.with(|s| s.lease = backup);
+    world.pass(60).await;
+    assert_eq!(world.count("NodeNameConflict"), 0);
+    let lease = world.fake.with(|s| s.lease.clone()).unwrap();
+    let renewed = lease["spec"]["renewTime"].as_str().unwrap();
+    let renewed: jiff::Timestamp = renewed.parse().unwrap();
+    let now = world.clock.now().wall_ms;
+    assert!(now - renewed.as_millisecond() < 15_000, "{lease}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_node_of_a_server_that_was_set_back_is_taken_as_it_is() {
+    let mut world = World::new();
+    world.start();
+    world.pass(20).await;
+    let backup = world.fake.with(|s| (s.version, s.node.clone()));
+    world
+        .fake
+        .edit(|node| node["metadata"]["labels"]["zone"] = json!("new"));
+    world.pass(120).await;
+    let label = |world: &World| {
+        let node = world.node_object.get().unwrap();
+        node.metadata.labels.as_ref().unwrap().get("zone").cloned()
+    };
+    assert_eq!(label(&world).as_deref(), Some("new"));
+    world.fake.with(|s| {
+        (s.version, s.node) = backup;
+        // A watch says nothing until the version of before is reached again.
+        s.watch = None;
+    });
+    // The source of pods has found out.
+    world.connection.was_set_back();
+    world.pass(30).await;
+    assert_eq!(label(&world), None);
+    // And it converges again.
+    let patches = world.fake.patches();
+    world.pass(60).await;
+    assert_eq!(world.fake.patches(), patches);
 }
 
 #[tokio::test(start_paused = true)]

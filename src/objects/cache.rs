@@ -357,10 +357,22 @@ pub(super) async fn follow_object<K: Watched>(
     let Some(api) = ctx.api.clone() else {
         return;
     };
-    let mut events = Box::pin(events::<K>(&api, &key));
+    let mut stream = Box::pin(events::<K>(&api, &key));
+    let mut set_back = api.connection().set_back();
     let mut pause = Pause::default();
     let mut listed = None;
-    while let Some(event) = events.next().await {
+    loop {
+        // Both are cancel-safe.
+        let event = tokio::select! {
+            event = stream.next() => event,
+            _ = set_back.changed() => {
+                stream = Box::pin(events::<K>(&api, &key));
+                continue;
+            }
+        };
+        let Some(event) = event else {
+            return;
+        };
         let object = match event {
             Err(error) => {
                 cell.trouble(Trouble::of_watch(&error));
@@ -465,12 +477,27 @@ pub(super) async fn follow_services(ctx: Arc<Context>, cell: Arc<Cell<Services>>
     let Some(api) = ctx.api.clone() else {
         return;
     };
-    let config = watcher::Config::default().timeout(rand::random_range(WATCH_SECONDS));
-    let services = kube::Api::<Service>::all(api.kube());
-    let mut events = Box::pin(watcher::watcher(services, config));
+    let events = || {
+        let config = watcher::Config::default().timeout(rand::random_range(WATCH_SECONDS));
+        let services = kube::Api::<Service>::all(api.kube());
+        Box::pin(watcher::watcher(services, config))
+    };
+    let mut stream = events();
+    let mut set_back = api.connection().set_back();
     let mut pause = Pause::default();
     let mut listed = ServiceMap::new();
-    while let Some(event) = events.next().await {
+    loop {
+        // Both are cancel-safe.
+        let event = tokio::select! {
+            event = stream.next() => event,
+            _ = set_back.changed() => {
+                stream = events();
+                continue;
+            }
+        };
+        let Some(event) = event else {
+            return;
+        };
         let mut marked = Vec::new();
         let map = match event {
             Err(error) => {

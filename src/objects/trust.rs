@@ -120,12 +120,27 @@ async fn watch(
     resource: ApiResource,
     remember: bool,
 ) {
-    let bundles = kube::Api::<DynamicObject>::all_with(api.kube(), &resource);
-    let config = watcher::Config::default().timeout(rand::random_range(WATCH_SECONDS));
-    let mut events = Box::pin(watcher::watcher(bundles, config));
+    let events = || {
+        let bundles = kube::Api::<DynamicObject>::all_with(api.kube(), &resource);
+        let config = watcher::Config::default().timeout(rand::random_range(WATCH_SECONDS));
+        Box::pin(watcher::watcher(bundles, config))
+    };
+    let mut stream = events();
+    let mut set_back = api.connection().set_back();
     let mut pause = Pause::default();
     let mut listed = TrustBundles::new();
-    while let Some(event) = events.next().await {
+    loop {
+        // Both are cancel-safe.
+        let event = tokio::select! {
+            event = stream.next() => event,
+            _ = set_back.changed() => {
+                stream = events();
+                continue;
+            }
+        };
+        let Some(event) = event else {
+            return;
+        };
         let mut marked = Vec::new();
         let map = match event {
             Err(error) if is_gone(&error) => return,

@@ -8,7 +8,6 @@
 //! **Invariant:** what a registered pod's volumes lead to is followed and on record like what its spec names, also
 //! before anybody has resolved them in this run of the agent.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -83,9 +82,10 @@ impl Watched for PersistentVolume {
 
     fn reduce(&mut self) {
         let annotations = self.metadata.annotations.take();
-        let gid = annotations.and_then(|mut all| all.remove_entry(Terms::GID));
+        let mut kept = annotations.unwrap_or_default();
+        kept.retain(|key, _| [Terms::GID, Terms::MOUNT_OPTIONS].contains(&&**key));
         strip(&mut self.metadata);
-        self.metadata.annotations = gid.map(|gid| BTreeMap::from([gid]));
+        self.metadata.annotations = (!kept.is_empty()).then_some(kept);
     }
 
     fn same(&self, other: &Self) -> bool {

@@ -190,7 +190,7 @@ async fn each_kill_is_told_once_whatever_becomes_of_the_agent() {
     let version = world
         .store
         .snapshot()
-        .version_of(Table::Objects, &Position::key());
+        .version_of(Table::Facts, &Position::key());
     assert!(version.is_some());
     let mut third = world.agent("b");
     read(&mut third, &all[..4]);
@@ -199,7 +199,7 @@ async fn each_kill_is_told_once_whatever_becomes_of_the_agent() {
     let written = world
         .store
         .snapshot()
-        .version_of(Table::Objects, &Position::key());
+        .version_of(Table::Facts, &Position::key());
     assert_eq!(written, version, "nothing new, nothing written");
     read(&mut third, &all);
     assert_eq!(told(&world), 3);

@@ -3,14 +3,20 @@
 
 use std::sync::Arc;
 
+use tracing::warn;
+
 use super::execute::StepError;
 use super::{Job, WorkerContext, claims};
+use crate::core::pod_actions::policy_of;
 use crate::core::pod_worker;
 use crate::core::state::{Transaction, kinds};
-use crate::kuberuntime::{gc, logs};
+use crate::kuberuntime::gc::{self, GcError};
+use crate::kuberuntime::logs;
 use crate::store::StopDecision;
-use crate::types::PodExt;
+use crate::types::containers::containers_of;
+use crate::types::pod::RestartPolicy;
 use crate::types::runtime::{ContainerState, SandboxState};
+use crate::types::{ContainerKind, PodExt};
 
 /// Removes everything of a finished or never started pod. Idempotent.
 pub(super) async fn purge(context: &WorkerContext, job: &Job) -> Result<(), StepError> {
@@ -20,13 +26,22 @@ pub(super) async fn purge(context: &WorkerContext, job: &Job) -> Result<(), Step
         .pod_status(uid, job.pod.name(), job.pod.namespace())
         .await?;
     let remover = context.remover();
+    let waits_for_none = waits_for_no_leftover(job);
+    let mut left = Vec::new();
     for container in &status.containers {
         if container.state == ContainerState::Running {
             return Err(StepError::StillRunning(container.name.clone()));
         }
-        remover.container(&status, &container.id).await?;
+        match remover.container(&status, &container.id).await {
+            Err(error @ GcError::Runtime { .. }) if waits_for_none => {
+                warn!(%error, "cannot remove a dead container, leaving it to garbage collection");
+                left.push(container.clone());
+            }
+            done => done?,
+        }
     }
-    let removed = std::mem::take(&mut status.containers);
+    // A sandbox with a container that stays is left alone.
+    let removed = std::mem::replace(&mut status.containers, left);
     if !status.sandboxes.is_empty() {
         let decision = StopDecision::unrecorded_leftovers();
         let permit = context.store.commit_stop(decision).await?;
@@ -36,7 +51,14 @@ pub(super) async fn purge(context: &WorkerContext, job: &Job) -> Result<(), Step
                 id: sandbox.id.clone(),
                 ready: sandbox.state == SandboxState::Ready,
             };
-            remover.sandbox(&status, &evictable, &permit).await?;
+            match remover.sandbox(&status, &evictable, &permit).await {
+                Err(error @ (GcError::Runtime { .. } | GcError::InUse { .. }))
+                    if waits_for_none && !evictable.ready =>
+                {
+                    warn!(%error, "cannot remove a dead sandbox, leaving it to garbage collection");
+                }
+                done => done?,
+            }
         }
     }
     if !removed.is_empty() || !status.sandboxes.is_empty() {
@@ -70,6 +92,16 @@ pub(super) async fn purge(context: &WorkerContext, job: &Job) -> Result<(), Step
         .await
         .map(drop)
         .map_err(StepError::from)
+}
+
+/// Returns whether a next life of the pod waits that begins although dead containers and sandboxes of this one are left, which
+/// the runtime does not remove: as with the kubelet, unless an end of this life would count as one of the next.
+fn waits_for_no_leftover(job: &Job) -> bool {
+    let pod = &job.pod;
+    let mut mains = containers_of(pod).filter(|spec| spec.kind == ContainerKind::Main);
+    job.record.restart_requested
+        && pod.is_static()
+        && mains.all(|spec| policy_of(pod, &spec) == RestartPolicy::Always)
 }
 
 fn forget_records(context: &WorkerContext, job: &Job) -> Transaction {

@@ -429,7 +429,10 @@ async fn of_persistent_volume(
     if name == "." || name == ".." || name.contains(['/', '\0']) {
         return Err(format!("{name:?} cannot name a directory"));
     }
-    let spec = volume.spec.clone().unwrap_or_default();
+    let mut spec = volume.spec.clone().unwrap_or_default();
+    if spec.csi.is_none() {
+        spec.mount_options = annotated_options(volume).or(spec.mount_options);
+    }
     let remote = |read_only: Option<bool>, source: Source| Remote {
         name: name.to_owned(),
         claim: Some(claimed.claim.clone()),
@@ -472,6 +475,15 @@ async fn of_persistent_volume(
     Err(format!(
         "persistent volume {name} is of a kind that this node does not mount; use csi, nfs, iscsi, local or hostPath"
     ))
+}
+
+/// Returns the mount options of a volume's annotation, which was used before the spec had a field for them. Upstream:
+/// `MountOptionFromSpec`.
+fn annotated_options(volume: &PersistentVolume) -> Option<Vec<String>> {
+    let annotations = volume.metadata.annotations.as_ref()?;
+    let options = annotations.get(Terms::MOUNT_OPTIONS)?.split(',');
+    let options = options.map(str::trim).filter(|option| !option.is_empty());
+    Some(options.map(str::to_owned).collect())
 }
 
 fn iscsi_source(inline: &ISCSIVolumeSource, namespace: &str) -> ISCSIPersistentVolumeSource {

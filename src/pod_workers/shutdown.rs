@@ -17,7 +17,7 @@ use crate::kuberuntime::kill::{grace_of, stop_timeout};
 use crate::nodeshutdown::NodePods;
 use crate::store::{CommitError, StopDecision, StopPermit};
 use crate::types::runtime::{ContainerState, ContainerStatus};
-use crate::types::{PodExt, PodSyncType, PodUid};
+use crate::types::{ContainerId, PodExt, PodSyncType, PodUid};
 
 impl NodePods for PodWorkers {
     fn unfinished(&self) -> Vec<Arc<Pod>> {
@@ -125,8 +125,10 @@ async fn stop_pod(context: &WorkerContext, uid: &PodUid, pod: &Pod, permit: &Sto
         .containers
         .iter()
         .filter(|container| container.state == ContainerState::Running);
+    let stopped: Vec<ContainerId> = running.clone().map(|c| c.id.clone()).collect();
+    let stopped = &*stopped;
     let stops = running.map(|container| async move {
-        let stopped = stop_container(context, uid, pod, container, permit).await;
+        let stopped = stop_container(context, uid, pod, container, stopped, permit).await;
         if let Err(error) = stopped {
             warn!(container = container.name, %error, "cannot stop the container and record its exit");
         }
@@ -139,6 +141,7 @@ async fn stop_container(
     uid: &PodUid,
     pod: &Pod,
     container: &ContainerStatus,
+    stopped: &[ContainerId],
     permit: &StopPermit,
 ) -> Result<(), LastStopError> {
     let timeout = stop_timeout(grace_of(pod, None));
@@ -148,10 +151,11 @@ async fn stop_container(
         .await?;
     loop {
         let listed_at = context.clock.now();
-        let status = context
+        let mut status = context
             .cri
             .pod_status(uid, pod.name(), pod.namespace())
             .await?;
+        shutdown::mark_stopped(pod, stopped, &mut status);
         let seen = context.store.snapshot();
         let now = context.clock.now();
         let ends = container_history::observe_exits(&seen, uid, &status, listed_at, now);

@@ -464,6 +464,7 @@ fn running(name: &str, id: &ContainerId, attempt: u32) -> ContainerStatus {
         reason: String::new(),
         message: String::new(),
         log_path: String::new(),
+        user: None,
     }
 }
 
@@ -522,6 +523,7 @@ mod tests {
             reason: String::new(),
             message: String::new(),
             log_path: String::new(),
+            user: None,
         };
         use ContainerState::{Exited, Running, Unknown};
         for (name, state, is) in [

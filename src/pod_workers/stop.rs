@@ -98,9 +98,24 @@ pub(super) async fn forget_init(
         if container.state == ContainerState::Running {
             return Err(StepError::StillRunning(container.name.clone()));
         }
-        remover.container(&status, &container.id).await?;
+        // Its end counts no more, with it or without it.
+        match remover.container(&status, &container.id).await {
+            Err(error) if is_left_to_gc(&error) => {
+                warn!(%error, "cannot remove a dead init container");
+            }
+            done => done?,
+        }
     }
     Ok(())
+}
+
+/// Returns whether a dead container whose removal failed so is left to the next garbage collection, since nothing depends on
+/// it.
+fn is_left_to_gc(error: &gc::GcError) -> bool {
+    match error {
+        gc::GcError::Commit { .. } => false,
+        gc::GcError::Runtime { .. } | gc::GcError::InUse { .. } | gc::GcError::Links(_) => true,
+    }
 }
 
 /// Leaves one dead container of an init container's previous attempts. Upstream:
@@ -114,13 +129,11 @@ pub(super) async fn prune_init(
         .containers_named(name)
         .filter(|c| matches!(c.state, ContainerState::Exited | ContainerState::Unknown));
     for container in dead.skip(1) {
-        if let Err(error) = context.remover().container(status, &container.id).await {
-            match error {
-                gc::GcError::Commit { .. } => return Err(error.into()),
-                gc::GcError::Runtime { .. } | gc::GcError::InUse { .. } | gc::GcError::Links(_) => {
-                    warn!(%error, "cannot remove a dead init container");
-                }
+        match context.remover().container(status, &container.id).await {
+            Err(error) if is_left_to_gc(&error) => {
+                warn!(%error, "cannot remove a dead init container");
             }
+            done => done?,
         }
     }
     Ok(())

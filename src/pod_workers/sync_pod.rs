@@ -616,6 +616,7 @@ mod tests {
             reason: String::new(),
             message: String::new(),
             log_path: String::new(),
+            user: None,
         };
         status.containers = containers.iter().map(of).collect();
         status

@@ -208,7 +208,7 @@ async fn devices_are_listed_once_for_each_numa_node() {
     let held = PodDevices::default().with("main", "example.com/gpu", allocation);
     let put = Transaction::new().put(
         allocations_key(&active[0]),
-        crate::core::state::ObjectRecord::own(&held, clock.now()),
+        crate::core::state::FactRecord::of(&held, clock.now()),
     );
     store.commit(put).await.unwrap();
     let devices = DeviceManager::new(DeviceManagerOptions {
@@ -266,7 +266,7 @@ async fn claims_are_listed_with_the_devices_of_each_container() {
     let key = claim_key(&ClaimId::new("a", "c"));
     let put = Transaction::new().put(
         key,
-        crate::core::state::ObjectRecord::own(&record, clock.now()),
+        crate::core::state::FactRecord::of(&record, clock.now()),
     );
     store.commit(put).await.unwrap();
     let claims = DraManager::new(DraOptions {

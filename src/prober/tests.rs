@@ -191,6 +191,7 @@ impl World {
             reason: String::new(),
             message: String::new(),
             log_path: String::new(),
+            user: None,
         }
     }
 

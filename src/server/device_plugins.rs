@@ -23,6 +23,7 @@ use tracing::warn;
 use crate::devicemanager::proto::{Empty, RegisterRequest};
 use crate::devicemanager::{DeviceManager, short_path};
 use crate::podresources;
+use crate::types::file_label::label_for_containers;
 
 /// A registration takes as long as connecting to the plugin and asking for its options.
 const TIMEOUT: Duration = Duration::from_secs(25);
@@ -62,6 +63,7 @@ pub fn bind(root_dir: &Path) -> Result<UnixListener, SocketError> {
         .mode(0o700)
         .create(&dir)
         .map_err(failed("create directory", &dir))?;
+    label_for_containers(&dir);
     for entry in fs::read_dir(&dir).map_err(failed("read directory", &dir))? {
         let entry = entry.map_err(failed("read directory", &dir))?;
         if entry.file_type().is_ok_and(|kind| kind.is_socket()) {

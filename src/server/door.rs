@@ -3,12 +3,15 @@
 //! **Invariant:** an agent whose port a kubelet may have touches no pod: each of the two would stop the pods of the other.
 
 use std::fs;
-use std::io::ErrorKind;
-use std::net::SocketAddr;
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
-use tokio::net::TcpListener;
+use nix::errno::Errno;
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::Ipv6V6Only;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio_util::sync::CancellationToken;
 
 use super::ServerError;
@@ -16,6 +19,9 @@ use crate::types::{Clock, Pace, blocking, causes};
 
 /// Interval between attempts to bind a port. Upstream: `wait.Until` of the health server, 5 s as well.
 const RETRY: Duration = Duration::from_secs(5);
+
+/// Connections that may wait to be accepted, as in the standard library.
+const BACKLOG: u32 = 1024;
 
 /// Processes.
 const PROC: &str = "/proc";
@@ -154,17 +160,45 @@ fn kubelet_in(proc: &Path) -> Option<u32> {
 /// # Errors
 /// [`ServerError::Bind`] and [`ServerError::BindApi`], which name the port and the flag.
 async fn bind(addr: SocketAddr, service: Service) -> Result<TcpListener, ServerError> {
-    TcpListener::bind(addr)
-        .await
-        .map_err(|source| match service {
-            Service::Health => ServerError::Bind { addr, source },
-            Service::Api(flag) => ServerError::BindApi { addr, flag, source },
-        })
+    listen(addr).await.map_err(|source| match service {
+        Service::Health => ServerError::Bind { addr, source },
+        Service::Api(flag) => ServerError::BindApi { addr, flag, source },
+    })
+}
+
+/// Listens on an address. `0.0.0.0` stands for all addresses of both families, as in Go; on a machine without IPv6 for
+/// those of IPv4.
+async fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
+    if addr.ip() == IpAddr::V4(Ipv4Addr::UNSPECIFIED) {
+        match listen_on_both_families(addr.port()) {
+            Err(error) if lacks_v6(&error) => {}
+            done => return done,
+        }
+    }
+    TcpListener::bind(addr).await
+}
+
+fn listen_on_both_families(port: u16) -> io::Result<TcpListener> {
+    let socket = TcpSocket::new_v6()?;
+    setsockopt(&socket, Ipv6V6Only, &false)?;
+    // As `TcpListener::bind` does.
+    socket.set_reuseaddr(true)?;
+    socket.bind(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))?;
+    socket.listen(BACKLOG)
+}
+
+fn lacks_v6(error: &io::Error) -> bool {
+    let known = [Errno::EAFNOSUPPORT, Errno::EADDRNOTAVAIL];
+    known
+        .iter()
+        .any(|one| error.raw_os_error() == Some(*one as i32))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio::net::TcpStream;
+
     use crate::types::{BootId, SystemClock};
 
     #[tokio::test]
@@ -183,6 +217,23 @@ mod tests {
         let elsewhere = "192.0.2.77:10250".parse().unwrap();
         let error = bind(elsewhere, Service::Api("--port")).await.unwrap_err();
         assert!(error.to_string().contains("--address"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn all_addresses_are_those_of_both_families() {
+        let any = "0.0.0.0:0".parse().unwrap();
+        let listener = bind(any, Service::Api("--port")).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        drop(TcpStream::connect(("127.0.0.1", port)).await.unwrap());
+        let without_v6 = std::net::TcpListener::bind("[::1]:0").is_err();
+        let reached = TcpStream::connect(("::1", port)).await;
+        assert!(reached.is_ok() || without_v6, "{reached:?}");
+        // A port of one family is in use for both.
+        let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+        let error = bind(any, Service::Api("--port")).await.unwrap_err();
+        assert!(error.to_string().contains("is in use"), "{error}");
     }
 
     #[tokio::test]

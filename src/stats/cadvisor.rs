@@ -277,7 +277,7 @@ const FIGURES: &[Figure] = &[
         "container_sockets",
         Kind::Gauge,
         "Sockets that processes of the container hold open",
-        |s| Some(number(s.usage.descriptors?.sockets)),
+        |s| s.usage.descriptors?.sockets.map(number),
     ),
     (
         "container_threads",

@@ -62,16 +62,17 @@ impl Counts {
 
 fn none_without_processes(usage: &mut Usage) {
     if usage.processes == Some(0) {
-        usage.descriptors = Some(Descriptors::default());
+        usage.descriptors = Some(Descriptors::none());
     }
 }
 
 /// Counts the open files of these processes. One that has ended has none.
 fn count(proc: &Proc, pids: &[u32]) -> Descriptors {
-    let mut all = Descriptors::default();
+    let mut all = Descriptors::none();
     for of in pids.iter().filter_map(|pid| proc.descriptors(*pid)) {
         all.open = all.open.saturating_add(of.open);
-        all.sockets = all.sockets.saturating_add(of.sockets);
+        let both = all.sockets.zip(of.sockets);
+        all.sockets = both.map(|(all, of)| all.saturating_add(of));
     }
     all
 }

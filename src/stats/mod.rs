@@ -306,15 +306,22 @@ impl StatsProvider {
     async fn ask_runtime(&self, snapshot: &mut Snapshot, depth: Depth) {
         let this = &self.0;
         let at_ms = snapshot.at_ms;
-        let lacks = |c: &ContainerUsage| c.usage.cpu.is_none() && c.usage.memory.is_none();
+        let lacks = |c: &ContainerUsage| {
+            c.usage.cpu.is_none() && c.usage.memory.is_none() || is_elsewhere(&c.usage)
+        };
         if snapshot.pods.iter().flat_map(|p| &p.containers).any(lacks) {
             let stats = told(PATIENCE, this.cri.list_container_stats(None)).await;
             snapshot.failed |= stats.is_none();
             let stats = by_container(at_ms, stats.unwrap_or_default());
             for pod in &mut snapshot.pods {
                 for container in pod.containers.iter_mut().filter(|c| lacks(c)) {
-                    if let Some(usage) = stats.get(&container.id) {
-                        container.usage = usage.clone();
+                    let told = stats.get(&container.id);
+                    if let Some(usage) = told.filter(|u| u.cpu.is_some() || u.memory.is_some()) {
+                        let limits = std::mem::take(&mut container.usage.limits);
+                        container.usage = Usage {
+                            limits,
+                            ..usage.clone()
+                        };
                     }
                 }
             }
@@ -341,6 +348,14 @@ impl StatsProvider {
             }
         }
     }
+}
+
+/// Returns whether nothing has run in a container's cgroup: its processes are elsewhere, as with sandboxes that make a cgroup
+/// for a container and run it inside of another one. Upstream: `isContainerTerminated`.
+fn is_elsewhere(usage: &Usage) -> bool {
+    let is_idle = usage.cpu.as_ref().is_some_and(|cpu| cpu.total_ns == 0);
+    let rss = usage.memory.as_ref().map(|memory| memory.rss.unwrap_or(0));
+    usage.processes.unwrap_or(0) == 0 && is_idle && rss.unwrap_or(0) == 0
 }
 
 fn hierarchies(manager: Option<&CgroupManager>) -> Hierarchies {

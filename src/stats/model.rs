@@ -269,12 +269,22 @@ pub struct DiskIo {
 }
 
 /// Files that processes hold open.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptors {
     /// All of them.
     pub open: u64,
-    /// Those that are sockets.
-    pub sockets: u64,
+    /// Those that are sockets; `None` if the agent may not see what they lead to.
+    pub sockets: Option<u64>,
+}
+
+impl Descriptors {
+    /// Those of no process.
+    pub fn none() -> Self {
+        Self {
+            open: 0,
+            sockets: Some(0),
+        }
+    }
 }
 
 /// Pressure stall information.

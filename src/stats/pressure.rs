@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -30,6 +30,7 @@ use crate::core::pressure::{
     ContainerUse, Disks, Figure, Observations, PodUse, Signal, Space, Threshold,
 };
 use crate::eviction::{DiskUsage, Figures, UsageQuery};
+use crate::types::file_system::device_of;
 use crate::types::{PodUid, blocking};
 
 /// Time for which an observation waits for a file system or the runtime; their signals are absent after that.
@@ -368,7 +369,7 @@ async fn look_at(hangs: &Arc<AtomicBool>, path: PathBuf) -> Look {
 
 /// Reads the file system that `path` is on; `None` when there is no such path. Blocking.
 fn disk_at(path: &Path) -> Option<Disk> {
-    let device = std::fs::metadata(path).ok()?.dev();
+    let device = device_of(path).ok()?;
     let fs = space_of(path, 0)?;
     Some(Disk { fs, device })
 }

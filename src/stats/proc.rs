@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
@@ -211,13 +212,9 @@ impl Proc {
     /// Counts the open files of a process; `None` when it is gone. Blocking, for a system call per file.
     pub fn descriptors(&self, pid: u32) -> Option<Descriptors> {
         let files = fs::read_dir(self.0.join(format!("{pid}/fd"))).ok()?;
-        let mut counted = Descriptors::default();
+        let mut counted = Descriptors::none();
         for file in files.flatten() {
-            counted.open += 1;
-            let target = fs::read_link(file.path());
-            if target.is_ok_and(|to| to.as_os_str().as_bytes().starts_with(b"socket:")) {
-                counted.sockets += 1;
-            }
+            count_file(&mut counted, fs::read_link(file.path()));
         }
         Some(counted)
     }
@@ -245,9 +242,23 @@ fn working_set(used: u64, kib: impl Fn(&str) -> Option<u64>) -> u64 {
     let files = [cached, of("Buffers"), of("SwapCached")];
     let files = files.into_iter().fold(0, u64::saturating_add);
     let files = files.saturating_sub(of("Inactive(file)"));
-    [anonymous, files, of("Hugetlb")]
-        .into_iter()
-        .fold(0, u64::saturating_add)
+    let sum = [anonymous, files, of("Hugetlb")];
+    let sum = sum.into_iter().fold(0, u64::saturating_add);
+    // In a container whose /proc lxcfs serves, some lines are those of the host.
+    sum.min(used.saturating_sub(of("Inactive(file)")))
+}
+
+/// Counts an open file by what it leads to.
+fn count_file(counted: &mut Descriptors, target: io::Result<PathBuf>) {
+    counted.open += 1;
+    match target {
+        Ok(to) if to.as_os_str().as_bytes().starts_with(b"socket:") => {
+            counted.sockets = counted.sockets.map(|sockets| sockets + 1);
+        }
+        // Without CAP_SYS_PTRACE, what files of others lead to is not shown.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => counted.sockets = None,
+        _ => {}
+    }
 }
 
 /// Converts clock ticks of the kernel into nanoseconds.
@@ -305,4 +316,45 @@ pub(super) fn net_dev(text: &str) -> Vec<Interface> {
         })
     };
     text.lines().filter_map(interface).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets_that_may_not_be_seen_are_not_counted_as_none() {
+        let of = |targets: &[Result<&str, io::ErrorKind>]| {
+            let mut counted = Descriptors::none();
+            for target in targets {
+                let target = target.map(PathBuf::from).map_err(io::Error::from);
+                count_file(&mut counted, target);
+            }
+            (counted.open, counted.sockets)
+        };
+        let (gone, refused) = (io::ErrorKind::NotFound, io::ErrorKind::PermissionDenied);
+        assert_eq!(of(&[Ok("socket:[1]"), Ok("/x"), Err(gone)]), (3, Some(1)));
+        assert_eq!(
+            of(&[Ok("socket:[1]"), Err(refused), Ok("socket:[2]")]),
+            (3, None)
+        );
+    }
+
+    #[test]
+    fn memory_of_the_host_is_not_that_of_a_container() {
+        const GIB: u64 = 1 << 30;
+        // As lxcfs shows it in a container of 8 GiB on a host with huge pages for other machines.
+        let of = |anonymous: u64, huge: u64| {
+            working_set(2 * GIB, |key: &str| match key {
+                "AnonPages" => Some(anonymous),
+                "Cached" => Some(GIB),
+                "Inactive(file)" => Some(GIB / 2),
+                "Hugetlb" => Some(huge),
+                _ => None,
+            })
+        };
+        assert_eq!(of(GIB / 2, 0), GIB);
+        assert_eq!(of(GIB, 64 * GIB), 3 * GIB / 2);
+        assert_eq!(of(18_014_398_509_000_000 << 10, 0), 3 * GIB / 2);
+    }
 }

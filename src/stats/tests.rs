@@ -536,6 +536,7 @@ fn pod_status(uid: &str, name: &str) -> PodStatus {
         reason: String::new(),
         message: String::new(),
         log_path: String::new(),
+        user: None,
     };
     status.containers = vec![
         container("web", CONTAINER, ContainerState::Running),
@@ -783,7 +784,7 @@ async fn open_files_are_counted_once_a_minute_and_at_once_for_a_new_container() 
     let world = world(Some(v2)).await;
     let counted = async || {
         let snapshot = world.stats.snapshot(Depth::Full).await;
-        let of = |usage: &Usage| usage.descriptors.map(|d| (d.open, d.sockets));
+        let of = |usage: &Usage| usage.descriptors.map(|d| (d.open, d.sockets.unwrap()));
         let pod = &snapshot.pods[0];
         (of(&pod.usage), of(&pod.containers[0].usage))
     };
@@ -930,6 +931,31 @@ async fn disks_of_pods_count_if_they_were_walked_and_layers_are_known() {
     let container = used.containers["web"];
     let of_container = (container.rootfs, container.logs);
     assert_eq!(of_container, (Some(space(40, 4)), Some(space(5, 2))));
+}
+
+#[test]
+fn a_container_of_a_sandbox_that_runs_elsewhere_is_told_from_an_idle_one() {
+    let usage = |processes: u64, total_ns: u64, rss: u64| Usage {
+        processes: Some(processes),
+        cpu: Some(Cpu {
+            total_ns,
+            ..Cpu::default()
+        }),
+        memory: Some(Memory {
+            rss: Some(rss),
+            ..Memory::default()
+        }),
+        ..Usage::default()
+    };
+    for (processes, cpu, rss, wanted) in [
+        (0, 0, 0, true),
+        (1, 0, 0, false),
+        (0, 5, 0, false),
+        (0, 0, 4096, false),
+    ] {
+        assert_eq!(is_elsewhere(&usage(processes, cpu, rss)), wanted);
+    }
+    assert!(!is_elsewhere(&Usage::default()), "nothing was read");
 }
 
 #[tokio::test]

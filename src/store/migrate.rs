@@ -17,9 +17,9 @@ pub use migrations::{MigrationSet, Record, Records, SCHEMA, Step, StepError};
 
 use super::backend::{Backend, BackendError, Op, RawPair, SledBackend, SledOptions};
 use super::backup::{self, BackupError, BackupMeta};
-use super::codec::{self, CodecError, RawLoaded};
+use super::codec::{self, CodecError, Loaded, RawLoaded};
 use super::layout::{Layout, remove_tree, sync_dir};
-use crate::core::state::{META_KEY, Table};
+use crate::core::state::{META_KEY, Table, Version};
 use crate::types::{Stamp, causes};
 
 /// Operations per batch when a database is built.
@@ -112,6 +112,28 @@ pub enum MigrateError {
     },
 }
 
+impl MigrateError {
+    /// Returns the failure of the disk that a migration failed with; `None` when the records are the reason.
+    pub(super) fn of_disk(&self) -> Option<BackendError> {
+        let again = |kind: io::ErrorKind| BackendError::io("migrate the store", kind.into());
+        match self {
+            Self::Io { source, .. } => Some(again(source.kind())),
+            Self::Backup {
+                source: BackupError::Io { source, .. },
+                ..
+            } => Some(again(source.kind())),
+            Self::Backend { source, .. } if source.is_out_of_space() => {
+                Some(again(io::ErrorKind::StorageFull))
+            }
+            Self::Backend {
+                source: BackendError::Io { source, .. },
+                ..
+            } => Some(again(source.kind())),
+            _ => None,
+        }
+    }
+}
+
 /// Result of a migration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MigrateReport {
@@ -199,6 +221,42 @@ pub fn migrate_with(
         backup: Some(backup),
         previous,
     })
+}
+
+/// Loads pairs of a database, at the schema of this binary. `schema` is that of the database where its records do not say
+/// it. What cannot be converted is loaded as it is: its records are set aside as those of another version.
+pub(super) fn load_current(pairs: Vec<RawPair>, schema: Option<u32>, version: Version) -> Loaded {
+    let raw = codec::load_raw(pairs.iter().cloned().map(Ok));
+    let records = to_records(&raw);
+    let from = schema_of(&records).or(schema);
+    let Some(from) = from.filter(|from| (1..SCHEMA).contains(from)) else {
+        return codec::load(pairs.into_iter().map(Ok), version);
+    };
+    let converted = convert(
+        MigrationSet::default(),
+        records,
+        from,
+        SCHEMA,
+        Path::new(""),
+    )
+    .and_then(|records| {
+        to_pairs(&records).map_err(|error| Fail(Path::new("")).damaged(causes(&error)))
+    });
+    match converted {
+        Ok(mut converted) => {
+            let damaged = raw.quarantined.iter().chain(&raw.kept);
+            converted.extend(damaged.map(codec::Quarantined::to_pair));
+            codec::load(converted.into_iter().map(Ok), version)
+        }
+        Err(error) => {
+            tracing::warn!(
+                error = causes(&error),
+                from,
+                "cannot convert the records of an older store"
+            );
+            codec::load(pairs.into_iter().map(Ok), version)
+        }
+    }
 }
 
 /// Converts records between schemas, without touching a disk. `dir` is for error texts.

@@ -98,7 +98,7 @@ pub fn open(options: &OpenOptions) -> Result<Opened, OpenError> {
     }
     if let Some(from) = found_schema(&loaded).filter(|found| *found < SCHEMA) {
         drop(backend);
-        return migrate_and_open(options, &layout, from, report);
+        return migrate_and_open(options, &layout, from, mark, report);
     }
     if log.is_some() && missing_end(&loaded, mark, &mut report).is_some() {
         // What was read before sled cut it off may hold more.
@@ -241,11 +241,13 @@ fn has_pods(state: &State) -> bool {
     !state.pods.is_empty() || !state.workers.is_empty()
 }
 
-/// Migrates an older store and opens it again. One that cannot be migrated is left as it is.
+/// Migrates an older store and opens it again. One that cannot be migrated is left as it is. If the disk is the reason, as a
+/// full one, the node works from memory with the converted records, and writes them once it can.
 fn migrate_and_open(
     options: &OpenOptions,
     layout: &Layout,
     from: u32,
+    mark: Option<Mark>,
     mut report: Report,
 ) -> Result<Opened, OpenError> {
     match migrate::migrate(&options.dir, SCHEMA, options.now) {
@@ -257,6 +259,11 @@ fn migrate_and_open(
         }
         Err(error) => {
             report.note(format!("migrate the store: {}", full_text(&error)));
+            if let Some(disk) = error.of_disk() {
+                let log = salvage::read_log(&layout.db())
+                    .map_err(|source| unreadable(options, source))?;
+                return unwritable(options, log, mark, &disk, report);
+            }
             open_stand_in(options, layout, Some(from), report)
         }
     }
@@ -521,7 +528,8 @@ fn unwritable(
     error: &BackendError,
     mut report: Report,
 ) -> Result<Opened, OpenError> {
-    let mut loaded = codec::load(log.pairs.into_iter().map(Ok), VERSION);
+    let schema = Layout::new(&options.dir).schema();
+    let mut loaded = migrate::load_current(log.pairs.into_iter().collect(), schema, VERSION);
     if is_newer(&loaded) {
         loaded = Loaded::default();
     }

@@ -137,6 +137,7 @@ pub fn holds_decisions(table: Table) -> bool {
         | Table::Probes
         | Table::Images
         | Table::Objects
+        | Table::Facts
         | Table::Signals
         | Table::Journal
         | Table::Cpus

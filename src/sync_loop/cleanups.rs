@@ -451,25 +451,22 @@ impl Janitor {
             }
         }
         let (kept, active) = (keep.clone(), self.workers.counted_by_admission());
+        // Whatever runs in an orphan would be killed: a pod that only a source out of reach knows is none.
+        let kept = complete.then_some(kept);
         let cgroups = context
-            .with_cgroups(move |cgroups| {
-                // Whatever runs in it would be killed: a pod that only a source out of reach knows.
-                let orphans = if complete {
-                    cgroups.list_pods()?
-                } else {
-                    BTreeSet::new()
-                };
-                for uid in orphans.difference(&kept) {
-                    info!(pod = %uid, "removing orphan cgroup");
-                    cgroups.destroy(uid)?;
-                }
-                cgroups.refresh_qos(&active)?;
-                // A pod that was resumed keeps its cgroup, and podPidsLimit may be another one now.
-                active.iter().try_for_each(|pod| cgroups.limit_pids(pod))
-            })
+            .with_cgroups(move |cgroups| Ok(cgroups.sweep(kept.as_ref(), &active)))
             .await;
-        if let Err(error) = cgroups {
-            warn!(error = causes(&error), "cannot update cgroups");
+        match cgroups {
+            Ok(errors) => {
+                let texts: Vec<String> = errors.iter().map(|error| causes(error)).collect();
+                let reasons: Vec<&str> = texts.iter().map(String::as_str).collect();
+                let pace = context.content.volumes.pace();
+                let due = pace.due("cgroups", &reasons, context.clock.now());
+                for (error, _) in texts.iter().zip(due).filter(|(_, is_due)| *is_due) {
+                    warn!(error, "cannot update cgroups");
+                }
+            }
+            Err(error) => warn!(error = causes(&error), "cannot update cgroups"),
         }
         stayed.extend(self.remove_logs(&keep, complete).await);
         report_garbage(self.workers.context(), GARBAGE, &stayed);
@@ -649,7 +646,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::core::state::{Mutation, ObjectRecord, VolumePhase, VolumeRecord};
+    use crate::core::state::{FactRecord, Mutation, VolumePhase, VolumeRecord};
     use crate::types::BootId;
 
     #[test]
@@ -728,9 +725,9 @@ mod tests {
             boottime_ms: 1,
             wall_ms: 1,
         };
-        let object = ObjectRecord {
-            resource_version: String::new(),
-            encrypted: false,
+        let object = FactRecord {
+            mark: String::new(),
+            layout: 1,
             data: b"{}".to_vec(),
             at,
         };

@@ -11,10 +11,9 @@ mod handlers;
 mod resizes;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use k8s_openapi::api::core::v1::Node;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -36,7 +35,7 @@ use crate::runtime_state::RuntimeState;
 pub use crate::status::Observed;
 use crate::store::Store;
 use crate::types::metrics::Metrics;
-use crate::types::{Clock, EventRecorder, PodOp, PodSource, PodUpdate, ProbeKind, Stamp};
+use crate::types::{Clock, EventRecorder, Moment, PodOp, PodSource, PodUpdate, ProbeKind, Stamp};
 
 const ERROR_BACKOFF: Duration = Duration::from_millis(100);
 const ERROR_BACKOFF_MAX: Duration = Duration::from_secs(5);
@@ -106,21 +105,16 @@ pub struct LoopContext {
 
 /// The monitor stamp: when the loop last began or ended an iteration. Upstream: `syncLoopMonitor`.
 #[derive(Clone, Debug, Default)]
-pub struct Monitor(Arc<AtomicI64>);
+pub struct Monitor(Arc<ArcSwapOption<Moment>>);
 
 impl Monitor {
     fn stamp(&self, now: Stamp) {
-        self.0.store(now.boottime_ms, Ordering::Relaxed);
+        self.0.store(Some(Arc::new(Moment::of(now))));
     }
 
     /// Time since the last stamp; `None` before the first one.
     pub fn age(&self, now: Stamp) -> Option<Duration> {
-        match self.0.load(Ordering::Relaxed) {
-            0 => None,
-            at => Some(Duration::from_millis(
-                u64::try_from(now.boottime_ms - at).unwrap_or(0),
-            )),
-        }
+        self.0.load().as_deref().map(|last| last.age(now))
     }
 }
 

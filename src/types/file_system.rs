@@ -62,6 +62,27 @@ impl FileSystem {
     }
 }
 
+/// Returns the number of the device that the file system of `path` is on. Each subvolume of a btrfs has a number of its own,
+/// which is that of no device: for those the number is that of the block device they share. Blocking.
+///
+/// # Errors
+/// When the path cannot be read.
+pub fn device_of(path: &Path) -> io::Result<u64> {
+    let own = fs::metadata(path)?.dev();
+    let found = FileSystem::of(path).ok();
+    Ok(found.map_or(own, |found| {
+        shared_device(own, &found.fstype, Path::new(&found.source))
+    }))
+}
+
+fn shared_device(own: u64, fstype: &str, source: &Path) -> u64 {
+    let device = (fstype == "btrfs")
+        .then(|| fs::metadata(source).ok())
+        .flatten();
+    let shared = device.map(|device| device.rdev()).filter(|n| *n != 0);
+    shared.unwrap_or(own)
+}
+
 fn open_nearest(path: &Path) -> io::Result<File> {
     let path = std::path::absolute(path)?;
     let mut error = io::Error::from(io::ErrorKind::NotFound);
@@ -122,6 +143,23 @@ mod tests {
         // One that does not exist is on that of its parent.
         let absent = FileSystem::of(Path::new("/proc/nothing/below")).unwrap();
         assert_eq!(absent, proc);
+    }
+
+    #[test]
+    fn the_device_of_a_path_is_that_of_its_file_system() {
+        let proc = fs::metadata("/proc").unwrap().dev();
+        assert_eq!(device_of(Path::new("/proc/self")).unwrap(), proc);
+        assert!(device_of(Path::new("/proc/nothing")).is_err());
+        let null = fs::metadata("/dev/null").unwrap().rdev();
+        for (fstype, source, wanted) in [
+            ("btrfs", "/dev/null", null),
+            ("btrfs", "/dev/nothing", 7),
+            ("btrfs", "/proc/self", 7),
+            ("ext4", "/dev/null", 7),
+        ] {
+            let found = shared_device(7, fstype, Path::new(source));
+            assert_eq!(found, wanted, "{fstype} {source}");
+        }
     }
 
     #[test]

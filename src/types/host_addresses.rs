@@ -244,7 +244,13 @@ fn choose(
     let own: Vec<IpAddr> = (likely.iter().copied())
         .filter(|ip| !is_of_pods(*ip))
         .collect();
-    preferred(given, &own)
+    // Where the name stands for several, as nss-myhostname has it for an unlisted name, an address that moves between
+    // machines may be the first.
+    let first = preferred(given, &own);
+    let is_of_family = |ip: &IpAddr| first.is_some_and(|first| first.is_ipv6() == ip.is_ipv6());
+    outgoing
+        .filter(|ip| own.contains(ip) && is_of_family(ip))
+        .or(first)
         .or(outgoing)
         .or_else(|| {
             let up = there.iter().filter(|one| one.is_up);
@@ -355,6 +361,7 @@ mod tests {
         let only_v6 = [("127.0.0.1", "lo"), (v6, "eth0")];
         let only_bridge = [("127.0.0.1", "lo"), (bridge, "cni0")];
         let down = [(own, "down0"), (other, "eth1")];
+        let moving = [&there[..], &[(gone, "eth0")]].concat();
         type Case<'a> = (
             &'a [(&'a str, &'a str)],
             &'a [&'a str],
@@ -380,6 +387,10 @@ mod tests {
             (&dual, &[], None, Some(own)),
             (&only_v6, &[], None, Some(v6)),
             (&down, &[], None, Some(other)),
+            // An address that moves between machines is here at the moment, and named first.
+            (&moving, &[gone, own], Some(own), Some(own)),
+            (&moving, &[gone, own], None, Some(gone)),
+            (&moving, &[gone], Some(own), Some(gone)),
             // An address on record that is gone.
             (&two, &[gone], Some(other), Some(other)),
             (&[], &[own], None, None),

@@ -78,6 +78,19 @@ pub struct ContainerStatus {
     pub message: String,
     /// Path of the log file on the host.
     pub log_path: String,
+    /// User of the container's first process, from runtimes that report it.
+    pub user: Option<LinuxUser>,
+}
+
+/// User that the first process of a container was started as.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinuxUser {
+    /// User ID.
+    pub uid: i64,
+    /// Primary group ID.
+    pub gid: i64,
+    /// Supplementary group IDs, with the primary one if the runtime lists it.
+    pub supplemental_groups: Vec<i64>,
 }
 
 impl ContainerStatus {

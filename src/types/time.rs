@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
 use super::boot::BootId;
 
@@ -85,6 +86,34 @@ impl Stamp {
             Ok(at) => at.to_string(),
             Err(_) => format!("@{}ms", self.wall_ms),
         }
+    }
+}
+
+/// A moment of which the age is asked later: the time since then in which the machine was awake. The boot clock counts
+/// suspends, and timers do not, so work that was planned with a timer is not late after one.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    at: Stamp,
+    awake: Instant,
+}
+
+impl Moment {
+    /// Makes the moment of `now`.
+    pub fn of(now: Stamp) -> Self {
+        Self {
+            at: now,
+            awake: Instant::now(),
+        }
+    }
+
+    /// Returns the stamp it was made of.
+    pub fn at(self) -> Stamp {
+        self.at
+    }
+
+    /// Returns its age.
+    pub fn age(self, now: Stamp) -> Duration {
+        now.since(self.at).min(self.awake.elapsed())
     }
 }
 

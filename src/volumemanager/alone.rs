@@ -38,6 +38,11 @@ pub(super) fn others(seen: &State, volume: &str, remote: &Remote) -> Vec<String>
     sharers(seen, volume, remote).map(|(key, _)| key).collect()
 }
 
+/// Returns whether another pod has the storage mounted, or is about to.
+pub(super) fn is_in_use(seen: &State, volume: &str, remote: &Remote) -> bool {
+    sharers(seen, volume, remote).any(|(_, mark)| mark != Mark::Claimed)
+}
+
 fn sharers<'a>(
     seen: &'a State,
     volume: &'a str,

@@ -148,7 +148,7 @@ async fn what_somebody_mounted_in_the_place_of_a_volume_is_not_unmounted() {
     next.unmount(&pod.uid()).await.unwrap();
     next.remove_pod_dirs(&pod.uid()).await.unwrap();
     let left = world.store.snapshot();
-    let mut left = left.with_prefix::<crate::core::state::ObjectRecord>("mounts/u1");
+    let mut left = left.with_prefix::<crate::core::state::FactRecord>("mounts/u1");
     assert_eq!(left.next().map(|(key, _)| key.to_string()), None);
 }
 

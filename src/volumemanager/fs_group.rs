@@ -1,5 +1,6 @@
 //! Gives mounted volumes to the fsGroup of their pod, and tells users when that takes long.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,18 +13,38 @@ use super::error::{VolumeError, io_error};
 use super::ownership::{self, Access, ChangePolicy, Counts};
 use super::{VolumeManager, run_blocking};
 use crate::kuberuntime::security;
-use crate::types::PodExt;
 use crate::types::events::{Event, EventType};
+use crate::types::{PodExt, blocking};
 
 /// Reason of the event about a volume that takes long.
 pub const CHANGE_IN_PROGRESS: &str = "VolumePermissionChangeInProgress";
 /// Reason of the event about files that the file system will not have given to the group.
 pub const CHANGE_REFUSED: &str = "VolumePermissionChangeRefused";
+/// Reason of the event about a group that a volume which another pod uses does not belong to.
+const ALREADY_MOUNTED: &str = "AlreadyMountedVolume";
 /// When it is told first, and how often from then on; as upstream.
 const FIRST: Duration = Duration::from_secs(30);
 const AGAIN: Duration = Duration::from_secs(60);
 
 impl VolumeManager {
+    /// Emits an event if a volume that another pod uses belongs to another group than this pod's fsGroup.
+    pub(super) async fn warn_of_group(&self, pod: &Pod, volume: &str, path: &Path) {
+        let Some(group) = security::fs_group(pod) else {
+            return;
+        };
+        let path = path.to_owned();
+        let owner = blocking::run(move || std::fs::metadata(&path).map(|meta| meta.gid())).await;
+        let (Ok(Ok(owner)), Some(recorder)) = (owner, &self.recorder) else {
+            return;
+        };
+        if owner != group {
+            let text = format!(
+                "The requested fsGroup is {group}, but the volume {volume} has GID {owner}. The volume may not be shareable."
+            );
+            recorder.record(Event::pod(EventType::Warning, pod, ALREADY_MOUNTED, text));
+        }
+    }
+
     /// Gives a volume to the pod's fsGroup, if it has one, as `fsGroupChangePolicy` says; upstream's
     /// `VolumeOwnership.ChangePermissions`. When dropped, what has begun goes on to its end. Files that the file system will
     /// not have changed stay as they are, and an event says so.

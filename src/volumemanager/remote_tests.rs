@@ -1,7 +1,9 @@
 //! Storage that hangs, fails, is busy, is shared, and what users are told of it.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::os::unix::fs::MetadataExt as _;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{
@@ -12,7 +14,7 @@ use tokio::sync::Semaphore;
 
 use super::remote::{GroupBy, RemoteError, RemotePlugin, Target};
 use super::*;
-use crate::core::state::{ObjectRecord, PodRecord, Transaction, VolumePhase, VolumeRecord};
+use crate::core::state::{FactRecord, PodRecord, Transaction, VolumePhase, VolumeRecord};
 use crate::core::volumes::{Csi, LOCAL, Remote, Source, VolumeMode};
 use crate::kuberuntime::sources::{Resolved, Sources};
 use crate::types::events::{EventType, MemoryRecorder};
@@ -37,6 +39,8 @@ impl Clock for TestClock {
 struct Script {
     calls: Mutex<Vec<String>>,
     answers: Mutex<VecDeque<Answer>>,
+    /// True if the manager is to give what is published to groups.
+    leaves_groups: AtomicBool,
 }
 
 enum Answer {
@@ -99,7 +103,11 @@ impl RemotePlugin for Script {
         target: Target,
     ) -> BoxFuture<'static, Result<GroupBy, RemoteError>> {
         let text = format!("publish {}", last(&target.path));
-        self.call(text, GroupBy::Nobody)
+        if !self.leaves_groups.load(Ordering::Relaxed) {
+            return self.call(text, GroupBy::Nobody);
+        }
+        std::fs::create_dir_all(&target.path).unwrap();
+        self.call(text, GroupBy::Agent)
     }
 
     fn unpublish(
@@ -215,9 +223,12 @@ fn sources(remote: Remote) -> Sources {
 
 impl World {
     async fn mount(&self, uid: &str, remote: Remote) -> Result<PathBuf, VolumeError> {
+        self.mount_for(&pod(uid), remote).await
+    }
+
+    async fn mount_for(&self, pod: &Pod, remote: Remote) -> Result<PathBuf, VolumeError> {
         let sources = sources(remote);
-        let pod = pod(uid);
-        let paths = self.manager.mount(&pod, &sources, &self.recorder);
+        let paths = self.manager.mount(pod, &sources, &self.recorder);
         Ok(paths.await?.remove("v").unwrap())
     }
 
@@ -285,6 +296,42 @@ async fn what_hangs_holds_up_its_own_pod_only() {
         .remove_pod_dirs(&"pod-a".into())
         .await
         .unwrap();
+}
+
+#[tokio::test]
+async fn a_directory_of_the_node_is_given_to_the_group_of_its_first_pod_only() {
+    if !nix::unistd::geteuid().is_root() {
+        return; // Only root can give files away.
+    }
+    let world = world();
+    world.script.leaves_groups.store(true, Ordering::Relaxed);
+    let with_group = |uid: &str, group: i64| {
+        let mut pod = pod(uid);
+        let context = &mut pod.spec.as_mut().unwrap().security_context;
+        context.get_or_insert_default().fs_group = Some(group);
+        pod
+    };
+    let owner = |path: &Path| std::fs::metadata(path).unwrap().gid();
+    let first = with_group("pod-a", 1000);
+    let path = world.mount_for(&first, local()).await.unwrap();
+    assert_eq!(owner(&path), 1000);
+    assert_eq!(world.told(), []);
+
+    let path = world.mount_for(&with_group("pod-b", 2000), local()).await;
+    let path = path.unwrap();
+    assert_eq!(owner(&path), 0, "the first pod works with these files");
+    let text = "The requested fsGroup is 2000, but the volume pv has GID 0. The volume may not be shareable.";
+    let told = ("AlreadyMountedVolume".to_owned(), text.to_owned());
+    assert_eq!(world.told(), [told]);
+
+    // Storage elsewhere is given to each, as upstream does.
+    let path = world.mount_for(&with_group("pod-c", 3000), nfs()).await;
+    assert_eq!(owner(&path.unwrap()), 3000);
+    for uid in ["pod-a", "pod-b"] {
+        world.manager.unmount(&uid.into()).await.unwrap();
+    }
+    let path = world.mount_for(&with_group("pod-d", 4000), local()).await;
+    assert_eq!(owner(&path.unwrap()), 4000);
 }
 
 #[tokio::test(start_paused = true)]
@@ -601,7 +648,7 @@ async fn a_restart_calls_no_plugin_and_an_orphan_device_is_unstaged() {
     // Killed between the last unpublish and the unstage.
     let gone = Transaction::new()
         .delete::<VolumeRecord>("pod-a/v")
-        .delete::<ObjectRecord>("volumes/pod-a/v");
+        .delete::<FactRecord>("volumes/pod-a/v");
     world.store.commit(gone).await.unwrap();
     let after = again();
     after.reconcile().await.unwrap();
@@ -685,7 +732,7 @@ async fn the_size_of_a_device_is_on_record_as_long_as_the_device() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(world.manager.size_here(&device), None);
     let seen = world.store.snapshot();
-    assert_eq!(seen.with_prefix::<ObjectRecord>("").count(), 0);
+    assert_eq!(seen.with_prefix::<FactRecord>("").count(), 0);
     // What is mounted for each pod by itself has no size of its own.
     world.mount("pod-a", nfs()).await.unwrap();
     world.manager.note_size(&nfs(), 5).await.unwrap();

@@ -338,6 +338,9 @@ impl VolumeManager {
                 .await?;
         }
         fail::fail_point!("volumemanager::publish::recorded");
+        // Upstream: `localVolumeMounter.SetUpAt` gives a directory of the node to a group for the first pod only.
+        let is_shared = matches!(remote.source, Source::Local(_))
+            && alone::is_in_use(&self.store.snapshot(), key, remote);
         make_parent(path).await?;
         let target = Target {
             pod: Arc::clone(&order.pod),
@@ -357,7 +360,10 @@ impl VolumeManager {
         };
         fail::fail_point!("volumemanager::publish::done");
         // Also of what is published again: the driver may have made new files.
-        if group_by == GroupBy::Agent {
+        if group_by == GroupBy::Agent && is_shared {
+            self.warn_of_group(&order.pod, &remote.name, &order.path)
+                .await;
+        } else if group_by == GroupBy::Agent {
             self.give(key, &order).await?;
         }
         if !is_there {

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{CSIPersistentVolumeSource, LocalVolumeSource};
 use tokio::time::Instant;
 
 use super::*;
-use crate::core::state::ObjectRecord;
+use crate::core::state::FactRecord;
 use crate::core::volumes::known::{InUse, Known};
 use crate::core::volumes::{Csi, LOCAL, NFS};
 use crate::kuberuntime::sources::Resolved;
@@ -412,9 +412,9 @@ async fn one_record_that_is_lost_is_made_whole_or_keeps_every_device() {
         let idle = world.idle("idle").await;
         let gone = match lost {
             "volume" => Transaction::new().delete::<VolumeRecord>("pod-a/v"),
-            "description" => Transaction::new().delete::<ObjectRecord>("volumes/pod-a/v"),
+            "description" => Transaction::new().delete::<FactRecord>("volumes/pod-a/v"),
             "device" => Transaction::new().delete::<VolumeRecord>(&device),
-            _ => Transaction::new().delete::<ObjectRecord>(device.replace("device/", "devices//")),
+            _ => Transaction::new().delete::<FactRecord>(device.replace("device/", "devices//")),
         };
         world.store.commit(gone).await.unwrap();
         world.manager.know(ALL);
@@ -467,7 +467,7 @@ async fn a_record_of_which_nothing_is_left_goes_with_its_damage() {
     world.kernel.mount(&at, "8:1", "ext4", "/dev/sda1");
     let uid = PodUid::new("pod-a");
     assert!(world.manager.take_over(&uid, "v", &remote).await.unwrap());
-    let gone = Transaction::new().delete::<ObjectRecord>("volumes/pod-a/v");
+    let gone = Transaction::new().delete::<FactRecord>("volumes/pod-a/v");
     world.store.commit(gone).await.unwrap();
     world.restart().await;
     world.manager.unmount(&uid).await.unwrap_err();

@@ -547,14 +547,15 @@ impl Sequence {
             }
         }
         let is_event = |key: &str| key.starts_with("events/") || key.starts_with("eventsources/");
-        let events = state.objects.keys().filter(|key| is_event(key)).count();
-        let images = state.objects.keys();
+        let events = state.facts.keys().filter(|key| is_event(key)).count();
+        let images = state.facts.keys();
         let images = images.filter(|key| key.starts_with("imagefiles/")).count();
         let sizes = [
-            ("objects", state.objects.len() - events - images, 20),
-            ("objects, of images", images, 1),
+            ("objects", state.objects.len(), 20),
+            ("facts", state.facts.len() - events - images, 20),
+            ("facts, of images", images, 1),
             // They go ten minutes after they happened last.
-            ("objects, of events", events, 100),
+            ("facts, of events", events, 100),
             ("queue", state.queue.len(), 10),
             ("workers", state.workers.len(), 10),
             ("statuses", state.statuses.len(), 10),

@@ -236,9 +236,10 @@ async fn without_a_period_the_ends_are_on_record_when_the_machine_goes_down() {
     let grace = r#","terminationGracePeriodSeconds":90"#;
     w.create("always", &spec("Always", ""));
     w.create("never", &spec("Never", ""));
+    w.create("job", &spec("OnFailure", ""));
     w.create("crashed", &spec("Always", ""));
     w.create("deaf", &spec("Always", grace));
-    for pod in ["always", "never", "crashed", "deaf"] {
+    for pod in ["always", "never", "job", "crashed", "deaf"] {
         w.until(pod, 60, |w| w.shown_phase(pod) == "Running").await;
     }
     w.until("crashed runs again", 60, |w| w.starts("crashed").len() == 2)
@@ -247,22 +248,30 @@ async fn without_a_period_the_ends_are_on_record_when_the_machine_goes_down() {
     let before = tokio::time::Instant::now();
     w.power_off().await;
     assert!(before.elapsed() < Duration::from_secs(25), "bounded");
-    for pod in ["always", "never", "crashed"] {
+    for pod in ["always", "never", "job", "crashed"] {
         let end = w.container(pod).last_exit.unwrap();
         assert_eq!((end.exit_code, end.inferred), (0, false), "{pod}");
     }
     w.reboot().await;
     w.start().await;
     // Nobody waits out a back-off for the machine's sake.
-    for pod in ["always", "crashed"] {
+    for pod in ["always", "job", "crashed"] {
         w.until(pod, 8, |w| w.running(pod).len() == 1).await;
     }
-    w.until("never is told", 60, |w| {
-        w.shown_phase("never") == "Succeeded"
+    // Its process ended well, and its work was not done.
+    w.until("never is told", 60, |w| w.shown_phase("never") == "Failed")
+        .await;
+    let never = w.shown("never");
+    assert_eq!(exit_code(&never), Some(0));
+    assert_eq!(never["status"]["reason"], "Terminated");
+    let end = &never["status"]["containerStatuses"][0]["state"]["terminated"];
+    assert_eq!(end["reason"], "NodeShutdown");
+    assert_eq!(w.starts("never").len(), 1);
+    w.until("job is told", 60, |w| {
+        let status = w.shown("job")["status"]["containerStatuses"][0].clone();
+        status["restartCount"] == 1 && status["state"]["running"].is_object()
     })
     .await;
-    assert_eq!(exit_code(&w.shown("never")), Some(0));
-    assert_eq!(w.starts("never").len(), 1);
     w.until("always is told", 60, |w| {
         let status = w.shown("always")["status"]["containerStatuses"][0].clone();
         status["restartCount"] == 1 && status["lastState"]["terminated"]["exitCode"] == 0

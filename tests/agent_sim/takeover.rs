@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use holdfast::core::state::{ObjectRecord, Record, Table, Transaction, VolumePhase, VolumeRecord};
+use holdfast::core::state::{FactRecord, Record, Table, Transaction, VolumePhase, VolumeRecord};
 use holdfast::core::volumes::keys::{self, Mark};
 use holdfast::core::volumes::{Csi, Remote, Source, VolumeMode, records};
 use holdfast::store::backend::{Backend, Op};
@@ -283,10 +283,10 @@ async fn restart_keeps_a_disk_in_use_whichever_of_its_records_is_damaged() {
         match which {
             "volume" => damage::<VolumeRecord>(&w, Table::Volumes, &volume),
             "description" => {
-                damage::<ObjectRecord>(&w, Table::Objects, &description_of(&volume));
+                damage::<FactRecord>(&w, Table::Facts, &description_of(&volume));
             }
             "device" => damage::<VolumeRecord>(&w, Table::Volumes, &device()),
-            _ => damage::<ObjectRecord>(&w, Table::Objects, &description_of(&device())),
+            _ => damage::<FactRecord>(&w, Table::Facts, &description_of(&device())),
         }
         w.start().await;
         shows_for(&w, 90).await;

@@ -546,6 +546,59 @@ async fn what_is_left_of_a_removed_pod_goes_although_the_runtime_failed_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_static_pod_that_is_put_back_waits_for_nothing_that_the_runtime_does_not_remove() {
+    let mut w = node(|_, _| Behaviour::RunForever).await;
+    w.manifest("etcd", &spec("Always", ""));
+    w.start().await;
+    w.until("it runs", 30, |w| w.phase("etcd") == "Running")
+        .await;
+    let before = w.running("etcd");
+    let refused = Fault::Error(
+        tonic::Code::Unknown,
+        "container is already in removing state".to_owned(),
+    );
+    w.fail_always("remove_container", refused);
+    w.remove_manifest("etcd");
+    w.until("it has ended", 60, |w| w.running("etcd").is_empty())
+        .await;
+    w.pass(30).await;
+    w.manifest("etcd", &spec("Always", ""));
+    w.until("it runs again", 60, |w| w.running("etcd").len() == 1)
+        .await;
+    assert_ne!(w.running("etcd"), before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_gets_a_new_sandbox_although_the_runtime_does_not_remove_its_init_container() {
+    let mut w = node(|_, _| Behaviour::RunForever).await;
+    let init = format!(r#","initContainers":[{{"name":"init","image":"{IMAGE}"}}]"#);
+    w.behave_each(|_, container, _| match container {
+        "init" => Behaviour::Exit {
+            code: 0,
+            after: Duration::from_millis(100),
+        },
+        _ => Behaviour::RunForever,
+    });
+    w.manifest("web", &spec("Always", &init));
+    w.start().await;
+    w.until("it runs", 60, |w| w.phase("web") == "Running")
+        .await;
+    let refused = Fault::Error(
+        tonic::Code::Unknown,
+        "cannot delete running task: failed precondition".to_owned(),
+    );
+    w.fail_always("remove_container", refused);
+    let before = w.running("web");
+    w.reboot().await;
+    w.start().await;
+    w.until("it runs again", 90, |w| {
+        let now = w.running("web");
+        now.len() == 1 && now != before
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_pod_removed_while_the_agent_is_down_is_stopped_and_cleaned_up() {
     let mut w = node(|_, _| Behaviour::RunForever).await;
     w.manifest("goes", &spec("Always", ""));

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast::core::state::{ObjectRecord, VolumePhase, VolumeRecord};
+use holdfast::core::state::{VolumePhase, VolumeRecord};
 use holdfast_testkit::fake_cri::Behaviour;
 use serde_json::{Value, json};
 
@@ -219,13 +219,12 @@ fn left(w: &World) -> BTreeMap<String, usize> {
     left.insert("containers".to_owned(), w.fake.containers().len());
     left.insert("sandboxes".to_owned(), w.fake.sandboxes().len());
     let state = w.state();
-    let objects = state.with_prefix::<ObjectRecord>("");
     // Events are kept for a while, whoever they are about.
-    let objects = objects.filter(|(key, _)| !key.starts_with("event"));
-    left.insert("objects".to_owned(), objects.count());
+    let facts = state.facts.keys().filter(|key| !key.starts_with("event"));
+    left.insert("facts".to_owned(), facts.count());
     let records = state.counts();
     let records = records.into_iter();
-    let records = records.filter(|(table, _)| !["journal", "objects"].contains(table));
+    let records = records.filter(|(table, _)| !["journal", "facts"].contains(table));
     left.extend(records.map(|(table, count)| (format!("records of {table}"), count)));
     left
 }

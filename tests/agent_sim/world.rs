@@ -735,6 +735,7 @@ impl World {
             ("volumes", state.volumes.keys().any(|k| k.starts_with(uid))),
             ("probes", state.probes.keys().any(|k| k.starts_with(uid))),
             ("objects", state.objects.keys().any(|k| k.contains(uid))),
+            ("facts", state.facts.keys().any(|k| k.contains(uid))),
         ];
         for (table, _) in of_pod.iter().filter(|(_, there)| *there) {
             left.push(format!("record of {pod} in {table}"));

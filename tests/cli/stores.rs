@@ -287,8 +287,8 @@ fn store_stats_and_migrate_report() {
         .unwrap();
     assert_eq!(on_disk, du);
 
-    let same = stdout_of(&[&["store", "migrate", "--to", "1"][..], &state_dir].concat());
-    assert!(same.starts_with("schema 1 -> 1"), "{same}");
+    let same = stdout_of(&[&["store", "migrate", "--to", "2"][..], &state_dir].concat());
+    assert!(same.starts_with("schema 2 -> 2"), "{same}");
     let unknown = run(&[&["store", "migrate", "--to", "99"][..], &state_dir].concat());
     assert_eq!(unknown.status.code(), Some(1));
     assert!(text(&unknown.stderr).contains("this binary knows schemas 1 to"));

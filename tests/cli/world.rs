@@ -78,7 +78,7 @@ pub(crate) fn meta(generation: u64) -> Transaction {
     Transaction::new().put(
         META_KEY,
         MetaRecord {
-            schema: 1,
+            schema: holdfast::store::migrate::SCHEMA,
             node_name: "node-1".into(),
             machine_id: "m".into(),
             boot: BootIdentity {

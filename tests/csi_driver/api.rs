@@ -131,7 +131,7 @@ async fn nothing_is_written_again_by_a_driver_or_an_agent_that_restarts() {
     until_drivers(&api, json!([{ "name": "d", "nodeID": "csi-node" }])).await;
     eventually("that is on record", || {
         let record = agent.store.snapshot();
-        let record = record.record::<holdfast::core::state::ObjectRecord>("csiplugins//d")?;
+        let record = record.record::<holdfast::core::state::FactRecord>("csiplugins//d")?;
         let record: Value = serde_json::from_slice(&record.data).unwrap();
         record["told"].is_string().then_some(())
     })
@@ -226,7 +226,7 @@ async fn an_outage_delays_it_and_a_crash_loses_nothing() {
     eventually("the annotation goes", || ids(&api).is_none().then_some(())).await;
     eventually("the record goes", || {
         let state = agent.store.snapshot();
-        let record = state.record::<holdfast::core::state::ObjectRecord>("csiplugins//d");
+        let record = state.record::<holdfast::core::state::FactRecord>("csiplugins//d");
         record.is_none().then_some(())
     })
     .await;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use holdfast::core::state::{ObjectRecord, Transaction};
+use holdfast::core::state::{FactRecord, Transaction};
 use holdfast::store::backend::{Faults, FaultyBackend, MemoryBackend};
 use holdfast::store::codec::Loaded;
 use holdfast::store::{Store, StoreOptions};
@@ -20,7 +20,7 @@ use crate::world::{Agent, Dirs, clock, eventually, told};
 
 fn recorded(agent: &Agent) -> Vec<String> {
     let state = agent.store.snapshot();
-    let all = state.with_prefix::<ObjectRecord>("csiplugins//");
+    let all = state.with_prefix::<FactRecord>("csiplugins//");
     all.map(|(key, _)| key.to_string()).collect()
 }
 
@@ -94,9 +94,9 @@ async fn a_driver_that_comes_while_another_is_being_recorded_keeps_neither_from_
 
     // The disk takes its time over something else.
     faults.set_hang(true);
-    let record = ObjectRecord {
-        resource_version: String::new(),
-        encrypted: false,
+    let record = FactRecord {
+        mark: String::new(),
+        layout: 1,
         data: Vec::new(),
         at: clock().now(),
     };

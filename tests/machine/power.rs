@@ -20,7 +20,7 @@ use super::node::{CrashDir, Node, PATIENCE, pod, rows};
 const STATE: &str = "/var/lib/holdfast";
 const DATA: &str = "/data";
 /// Disks that a machine boots from, and in a short run.
-const BOOTED: (usize, usize) = (20, 3);
+const BOOTED: (usize, usize) = (40, 3);
 
 /// What a disk says: the lines that containers wrote, and what the store knows of their starts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

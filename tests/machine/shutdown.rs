@@ -28,7 +28,9 @@ fn a_reboot_in_order_leaves_the_exit_codes_of_trapped_stops_on_record() {
     let mut node = Node::started();
     node.manifest(&pod("never", "Never", &trapped(7)));
     node.manifest(&pod("always", "Always", &trapped(0)));
-    for pod in ["never", "always"] {
+    node.manifest(&pod("job", "OnFailure", &trapped(0)));
+    node.manifest(&pod("once", "Never", &trapped(0)));
+    for pod in ["never", "always", "job", "once"] {
         node.wait_running(pod);
     }
     node.machine.send("systemctl reboot").unwrap();
@@ -41,6 +43,18 @@ fn a_reboot_in_order_leaves_the_exit_codes_of_trapped_stops_on_record() {
     let always = container(&mut node, "always");
     assert_eq!(always["lastExit"]["exitCode"], 0, "{always}");
     assert_eq!(always["restartCount"], 1, "{always}");
+    // Their work was not done, whatever their processes said.
+    node.wait_running("job");
+    let job = container(&mut node, "job");
+    assert_eq!(job["lastExit"]["exitCode"], 0, "{job}");
+    assert_eq!(job["restartCount"], 1, "{job}");
+    let once = container(&mut node, "once");
+    assert_eq!(once["lastExit"]["reason"], "NodeShutdown", "{once}");
+    assert_eq!(once["restartCount"], 0, "{once}");
+    let statuses = rows(&mut node.machine, "statuses").unwrap();
+    let once = statuses.iter().find(|row| row["name"] == "once-vmnode");
+    let once = once.cloned().unwrap_or_default();
+    assert_eq!(once["phase"], "Failed", "{once}");
 }
 
 /// A node of a cluster that delays shutdowns, with a pod for each name that runs.

@@ -71,7 +71,7 @@ impl Packages {
                 "\nVersion: 0.1.0-1\n",
                 &format!("\nVersion: {NEWER}\n"),
             );
-            edit("preinst", "\nschema=1\n", "\nschema=2\n");
+            edit("preinst", "\nschema=2\n", "\nschema=3\n");
             run(Command::new("dpkg-deb")
                 .args(["--root-owner-group", "-Zgzip", "-z1", "--build"])
                 .args([&tree, &dir.join(LATER)]));

@@ -379,5 +379,14 @@ pub fn every_table() -> Transaction {
                 nodes: [0, 1].into_iter().collect(),
             },
         )
+        .put(
+            "shutdown//node",
+            FactRecord {
+                layout: 1,
+                mark: String::new(),
+                data: b"{}".to_vec(),
+                at: stamp(1),
+            },
+        )
         .journal(Some(&uid), "admitted", "because")
 }

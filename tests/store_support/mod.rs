@@ -12,8 +12,8 @@ use std::sync::Arc;
 use holdfast::core::state::MirrorRecord;
 use holdfast::core::state::{
     AdmissionDecision, AdmissionRecord, AnyRecord, BackoffRecord, ContainerRecord, ExitRecord,
-    ImageRecord, IntentRecord, JournalRecord, Mutation, ObjectRecord, PlegRecord, PodRecord,
-    ProbeRecord, QueueRecord, Record, SignalRecord, SourceRecord, State, StatusRecord,
+    FactRecord, ImageRecord, IntentRecord, JournalRecord, Mutation, ObjectRecord, PlegRecord,
+    PodRecord, ProbeRecord, QueueRecord, Record, SignalRecord, SourceRecord, State, StatusRecord,
     TerminationCause, Transaction, VolumePhase, VolumeRecord, WorkerPhase, WorkerRecord,
 };
 use holdfast::store::backend::SledOptions;
@@ -282,6 +282,7 @@ pub fn one_of_each() -> Vec<(String, AnyRecord)> {
                     reason: "Error".to_owned(),
                     message: String::new(),
                     log_path: "/var/log/pods/x".to_owned(),
+                    user: None,
                 }],
             },
         }
@@ -333,6 +334,16 @@ pub fn one_of_each() -> Vec<(String, AnyRecord)> {
             backoffs: BTreeMap::from([(PodUid::from("u1"), backoff)]),
             first_seen: at(1),
             last_used: at(9),
+        }
+        .into_any(),
+    );
+    add(
+        "volumes/u1/data",
+        FactRecord {
+            layout: 1,
+            mark: "staged".to_owned(),
+            data: br#"{"driver":"d"}"#.to_vec(),
+            at: at(3),
         }
         .into_any(),
     );

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{PodIndex, Row, rows};
 use crate::core::claims::{ClaimRecord, claim_key};
 use crate::core::devices::{PluginRecord, PodDevices};
-use crate::core::state::{ObjectRecord, State, Table, kinds};
+use crate::core::state::{FactRecord, State, Table, kinds};
 use crate::events::{KeptEvent, kept_events};
 use crate::types::{Event, EventType, PodUid};
 
@@ -19,7 +19,7 @@ const EVENT: &str = "event ";
 pub(super) fn node(state: &State, index: &PodIndex) -> Vec<Row> {
     let name = super::node_name(state);
     let key = kinds::NODES.key("", &name);
-    let reported = state.record::<ObjectRecord>(&kinds::NODE_STATUS.key("", &name));
+    let reported = state.record::<FactRecord>(&kinds::NODE_STATUS.key("", &name));
     let reported = reported.and_then(|r| serde_json::from_slice::<Value>(&r.data).ok());
     let Some(mut row) = rows::one(state, index, Table::Objects, &key) else {
         return Vec::new();

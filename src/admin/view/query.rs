@@ -39,8 +39,14 @@ pub enum QueryError {
 }
 
 fn names() -> String {
-    let names: Vec<_> = Table::ALL.iter().map(|t| t.name()).collect();
+    let names: Vec<_> = shown_tables().map(Table::name).collect();
     names.join(", ")
+}
+
+/// Returns the tables that have a view of their own.
+fn shown_tables() -> impl Iterator<Item = Table> {
+    let all = Table::ALL.iter().copied();
+    all.filter(|table| *table != Table::Facts)
 }
 
 /// A table of the store, or one that is derived from several.
@@ -87,14 +93,19 @@ impl View {
                 | Self::Pressure
                 | Self::Shutdown
                 | Self::Table(
-                    Table::Meta | Table::Images | Table::Objects | Table::Signals | Table::Sources
+                    Table::Meta
+                        | Table::Images
+                        | Table::Objects
+                        | Table::Facts
+                        | Table::Signals
+                        | Table::Sources
                 )
         )
     }
 
-    /// Every table of the store.
+    /// Every table of the store. What is in table `facts` is shown in `objects`.
     pub fn all() -> Vec<Self> {
-        Table::ALL.iter().map(|t| Self::Table(*t)).collect()
+        shown_tables().map(Self::Table).collect()
     }
 }
 
@@ -119,13 +130,12 @@ impl FromStr for View {
             "shutdown" => return Ok(Self::Shutdown),
             _ => {}
         }
-        Table::ALL
-            .iter()
+        shown_tables()
             .find(|t| {
                 let plural = t.name();
                 plural == name || singular(plural) == name
             })
-            .map(|t| Self::Table(*t))
+            .map(Self::Table)
             .ok_or_else(|| QueryError::NoTable {
                 name: name.to_owned(),
             })

@@ -1,6 +1,6 @@
 //! Records as rows: explicit, so that the documented fields do not change when a record's layout does.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
@@ -9,9 +9,9 @@ use super::{PodIndex, Row, protection};
 use crate::core::images::{self, FilesState};
 use crate::core::state::{
     AdmissionDecision, AdmissionRecord, AnyRecord, BackoffRecord, ContainerRecord, EpochReason,
-    ImageRecord, JournalRecord, MemoryBlock, MetaRecord, MirrorRecord, ObjectRecord, PlegRecord,
-    PodRecord, ProbeRecord, SignalRecord, SourceRecord, State, StatusRecord, Table,
-    TerminationCause, VolumePhase, VolumeRecord, WorkerPhase, WorkerRecord, kinds,
+    FactRecord, ImageRecord, JournalRecord, MemoryBlock, MetaRecord, MirrorRecord, ObjectRecord,
+    PlegRecord, PodRecord, ProbeRecord, SignalRecord, SourceRecord, State, StatusRecord, Table,
+    TerminationCause, Version, VolumePhase, VolumeRecord, WorkerPhase, WorkerRecord, kinds,
 };
 use crate::core::volumes::keys as volume_keys;
 use crate::images::{archive_of, qualified, refusals, shown_access};
@@ -46,10 +46,10 @@ pub(super) fn changed(
 ) -> (Vec<Row>, Vec<Row>) {
     let is_judged_anew = table == Table::Images && {
         let key = protection::JUDGEMENT;
-        before.version_of(Table::Objects, key) != after.version_of(Table::Objects, key)
+        version_of(before, Table::Objects, key) != version_of(after, Table::Objects, key)
     };
     let stays = |state: &State, other: &State, key: &str| {
-        !is_judged_anew && state.version_of(table, key) == other.version_of(table, key)
+        !is_judged_anew && version_of(state, table, key) == version_of(other, table, key)
     };
     let mut old: Vec<Row> = keys(before, table)
         .iter()
@@ -66,7 +66,17 @@ pub(super) fn changed(
     (old, new)
 }
 
+/// Version of a record that is shown in `table`: the agent's own state is shown with the objects.
+fn version_of(state: &State, table: Table, key: &str) -> Option<Version> {
+    let own = || (table == Table::Objects).then(|| state.version_of(Table::Facts, key));
+    state.version_of(table, key).or_else(|| own().flatten())
+}
+
 fn keys(state: &State, table: Table) -> Vec<String> {
+    if table == Table::Objects {
+        let all: BTreeSet<_> = state.objects.keys().chain(state.facts.keys()).collect();
+        return all.into_iter().map(|key| key.to_string()).collect();
+    }
     macro_rules! keys {
         ($($variant:ident => $field:ident),+ $(,)?) => {
             match table {
@@ -78,12 +88,13 @@ fn keys(state: &State, table: Table) -> Vec<String> {
         Meta => meta, Pods => pods, Mirrors => mirrors, Admissions => admissions, Workers => workers,
         Queue => queue, Containers => containers, Pleg => pleg, Statuses => statuses, Probes => probes,
         Volumes => volumes, Images => images, Objects => objects, Signals => signals, Journal => journal,
-        Sources => sources, Cpus => cpus, Memory => memory, Cpusets => cpusets,
+        Sources => sources, Cpus => cpus, Memory => memory, Cpusets => cpusets, Facts => facts,
     }
 }
 
 pub(super) fn one(state: &State, index: &PodIndex, table: Table, key: &str) -> Option<Row> {
-    let record = state.get_any(table, key)?;
+    let own = || (table == Table::Objects).then(|| state.get_any(Table::Facts, key));
+    let record = state.get_any(table, key).or_else(|| own().flatten())?;
     let by = confirmed_by(state, key, &record);
     let mut row = match record {
         AnyRecord::Meta(r) => meta(key, &r),
@@ -104,6 +115,7 @@ pub(super) fn one(state: &State, index: &PodIndex, table: Table, key: &str) -> O
         AnyRecord::Volumes(r) => volume(index, key, &r),
         AnyRecord::Images(r) => image(state, index, key, &r),
         AnyRecord::Objects(r) => object(key, &r),
+        AnyRecord::Facts(r) => fact(key, r),
         AnyRecord::Signals(r) => signal(key, &r),
         AnyRecord::Journal(r) => journal(index, key, &r),
         AnyRecord::Sources(r) => source(state, key, &r),
@@ -162,6 +174,7 @@ fn confirmed_by(state: &State, key: &str, record: &AnyRecord) -> Option<&'static
         AnyRecord::Pods(r) if r.source == PodSource::Api => confirmed("apiserver", api_answers()),
         AnyRecord::Mirrors(_) => confirmed("apiserver", api_answers()),
         AnyRecord::Objects(_) => confirmed("apiserver", is_of_api(key) && api_answers()),
+        AnyRecord::Facts(_) => CHECKPOINT,
         AnyRecord::Statuses(r) => confirmed("apiserver", r.acknowledged == r.version),
         AnyRecord::Pleg(_) => "runtime",
         AnyRecord::Containers(r) => {
@@ -572,6 +585,17 @@ fn is_secret_kind(kind: &str) -> bool {
     // Records of pulls hold hashes of the credentials that were used.
     let has_keys = ["imagepulls", "podcertificates"].contains(&kind.as_str());
     kind.contains("secret") || kind.contains("token") || has_keys
+}
+
+/// State of the agent's own, with the fields of an object.
+fn fact(key: &str, r: FactRecord) -> Row {
+    let object_of_it = ObjectRecord {
+        resource_version: r.mark,
+        encrypted: false,
+        data: r.data,
+        at: r.at,
+    };
+    object(key, &object_of_it)
 }
 
 fn object(key: &str, r: &ObjectRecord) -> Row {

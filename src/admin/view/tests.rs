@@ -6,8 +6,8 @@ use serde_json::json;
 use super::*;
 use crate::core::claims::{ClaimDevice, ClaimId, ClaimRecord, DriverClaim, claim_key};
 use crate::core::state::{
-    ContainerRecord, JournalRecord, Mutation, ObjectRecord, PodRecord, QueueRecord, Record,
-    SourceRecord, StatusRecord, TerminationCause, WorkerPhase, WorkerRecord, journal_key,
+    ContainerRecord, FactRecord, JournalRecord, Mutation, ObjectRecord, PodRecord, QueueRecord,
+    Record, SourceRecord, StatusRecord, TerminationCause, WorkerPhase, WorkerRecord, journal_key,
 };
 use crate::types::{BootId, Json, PodSource, Stamp};
 
@@ -163,7 +163,7 @@ fn claims_show_their_pods_drivers_and_devices() {
     };
     let mut b = Builder(state(), 100);
     let key = claim_key(&ClaimId::new("default", "c"));
-    b.put(&key, ObjectRecord::own(&record, at(1, 1)));
+    b.put(&key, FactRecord::of(&record, at(1, 1)));
     let all = query(&[View::Claims], Selector::default());
     let found = dump(&b.0, Vec::new(), &all).unwrap();
     let rows: Vec<_> = found.rows(View::Claims).collect();
@@ -471,9 +471,9 @@ fn rows_say_who_confirmed_them_and_events_are_read_off_the_journal() {
         );
         builder.put(
             "resizes//turn",
-            ObjectRecord {
-                resource_version: String::new(),
-                encrypted: false,
+            FactRecord {
+                layout: 1,
+                mark: String::new(),
                 data: Vec::new(),
                 at: at(1, 5),
             },
@@ -518,9 +518,9 @@ fn rows_say_who_confirmed_them_and_events_are_read_off_the_journal() {
 #[test]
 fn events_say_what_the_api_server_knows_and_what_waits() {
     let record = |reason: &str, message: &str, combined: bool, place: Option<u64>| {
-        ObjectRecord {
-        resource_version: String::new(),
-        encrypted: false,
+        FactRecord {
+        layout: 1,
+        mark: String::new(),
         data: serde_json::to_vec(&json!({
             "name": format!("web.{reason}"),
             "event": {
@@ -596,7 +596,7 @@ fn events_say_what_the_api_server_knows_and_what_waits() {
     // What was no line of the journal is said to be gone when it goes.
     let mut after = Builder(before.clone(), 200);
     for key in ["events/default/2", "events/default/3"] {
-        let table = Table::Objects;
+        let table = Table::Facts;
         let key = key.into();
         after.0.apply(&Mutation::Delete { table, key }, 201);
     }
@@ -624,9 +624,9 @@ fn images_show_how_far_they_got_and_which_archive_holds_them() {
     use crate::images::qualified;
 
     let mut b = Builder(State::default(), 0);
-    let object = |data: Vec<u8>| ObjectRecord {
-        resource_version: String::new(),
-        encrypted: false,
+    let object = |data: Vec<u8>| FactRecord {
+        layout: 1,
+        mark: String::new(),
         data,
         at: at(1, 200),
     };

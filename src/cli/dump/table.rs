@@ -379,7 +379,7 @@ pub(super) fn columns(view: View, with_wide: bool) -> Vec<Column> {
         View::Table(Table::Probes) => PROBES,
         View::Table(Table::Volumes) => VOLUMES,
         View::Table(Table::Images) => IMAGES,
-        View::Table(Table::Objects) => OBJECTS,
+        View::Table(Table::Objects | Table::Facts) => OBJECTS,
         View::Table(Table::Signals) => SIGNALS,
         View::Table(Table::Journal) => JOURNAL,
         View::Table(Table::Cpus | Table::Memory) => ASSIGNMENTS,

@@ -18,6 +18,8 @@ type Properties = BTreeMap<String, String>;
 struct Told {
     calls: Vec<(String, Properties)>,
     units: BTreeSet<String>,
+    /// Properties that this version does not know.
+    lacks: BTreeSet<&'static str>,
 }
 
 #[derive(Debug, zbus::DBusError)]
@@ -27,6 +29,7 @@ enum Refusal {
     ZBus(zbus::Error),
     UnitExists(String),
     NoSuchUnit(String),
+    PropertyReadOnly(String),
 }
 
 struct FakeManager(Arc<std::sync::Mutex<Told>>);
@@ -52,6 +55,11 @@ impl FakeManager {
         _aux: Vec<(String, Vec<(String, OwnedValue)>)>,
     ) -> Result<OwnedObjectPath, Refusal> {
         assert_eq!(mode, "replace");
+        let lacks = self.0.lock().unwrap().lacks.clone();
+        if let Some((name, _)) = properties.iter().find(|(name, _)| lacks.contains(&**name)) {
+            let text = format!("Cannot set property {name}, or unknown property.");
+            return Err(Refusal::PropertyReadOnly(text));
+        }
         if !self.0.lock().unwrap().units.insert(name.clone()) {
             return Err(Refusal::UnitExists(name));
         }
@@ -278,6 +286,29 @@ async fn a_pods_slice_is_a_unit_with_all_of_its_limits() {
     on(&manager, |m| m.destroy(&pod().uid())).await.unwrap();
     assert_eq!(world.take(), [(format!("stop {SLICE}"), Properties::new())]);
     assert!(!dir.exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_systemd_that_is_older_than_a_property_is_done_without_it() {
+    let world = World::new();
+    let dir = world.cgroup(&format!("{PARENT}/{SLICE}"));
+    world.told.lock().unwrap().lacks = ["CPUQuotaPeriodUSec", "IOAccounting"].into();
+    let manager = world.manager();
+    on(&manager, |m| m.ensure(&pod())).await.unwrap();
+    let calls = world.take();
+    let [(call, properties)] = calls.as_slice() else {
+        panic!("{calls:?}")
+    };
+    assert_eq!(call, &format!("start {SLICE}"));
+    for (name, is_set) in [
+        ("CPUQuotaPerSecUSec", true),
+        ("CPUQuotaPeriodUSec", false),
+        ("IOAccounting", false),
+        ("MemoryMax", true),
+    ] {
+        assert_eq!(properties.contains_key(name), is_set, "{name}");
+    }
+    assert_eq!(read(&dir, "cpu.max"), "12500 100000");
 }
 
 #[tokio::test(flavor = "multi_thread")]

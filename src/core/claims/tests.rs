@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::core::state::{ObjectRecord, State, Transaction};
+use crate::core::state::{FactRecord, State, Transaction};
 
 const BOOT: BootId = BootId(1);
 const GPU: &str = "gpu.example.com";
@@ -301,14 +301,14 @@ fn a_record_that_cannot_be_read_concerns_its_claim_only() {
     let record = prepared_record(Vec::new());
     let mut state = State::default();
     let stamp = crate::core::testkit::at(0);
-    let put = |state: &mut State, name: &str, record: ObjectRecord| {
+    let put = |state: &mut State, name: &str, record: FactRecord| {
         let key = claim_key(&ClaimId::new("ns", name));
         for mutation in &Transaction::new().put(key, record).mutations {
             state.apply(mutation, 1);
         }
     };
-    put(&mut state, "c", ObjectRecord::own(&record, stamp));
-    let mut broken = ObjectRecord::own(&record, stamp);
+    put(&mut state, "c", FactRecord::of(&record, stamp));
+    let mut broken = FactRecord::of(&record, stamp);
     broken.data = b"{\"pods\":1}".to_vec();
     put(&mut state, "broken", broken);
     let of = |name: &str| ClaimRecord::of(&state, &ClaimId::new("ns", name));

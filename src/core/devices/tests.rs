@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::*;
 use crate::core::state::TerminationCause;
-use crate::core::state::{ObjectRecord, State, Transaction, WorkerPhase, WorkerRecord};
+use crate::core::state::{FactRecord, State, Transaction, WorkerPhase, WorkerRecord};
 use crate::core::testkit::at;
 use crate::types::PodUid;
 
@@ -405,7 +405,7 @@ fn devices_of_finished_pods_are_free() {
         let held = held(&[("main", &[id])]);
         put = put.put(
             format!("deviceallocations/ns/{uid}"),
-            ObjectRecord::own(&held, at(1)),
+            FactRecord::of(&held, at(1)),
         );
     }
     let worker = |phase| WorkerRecord {
@@ -449,16 +449,16 @@ fn records_read_back() {
         returned: set(&["b"]),
     };
     let mut state = State::default();
-    let put = Transaction::new().put(plugin_key(GPU), ObjectRecord::own(&record, at(1)));
+    let put = Transaction::new().put(plugin_key(GPU), FactRecord::of(&record, at(1)));
     for mutation in &put.mutations {
         state.apply(mutation, 1);
     }
     let found: Vec<_> = PluginRecord::all(&state).collect();
     assert_eq!(found, [(GPU, record)]);
     let written = br#"{"containers":{"m":{"example.com/gpu":{"ids":{"a":[1]},"granted":{"envs":{"A":"1"}}}}}}"#;
-    let object = ObjectRecord {
+    let object = FactRecord {
         data: written.to_vec(),
-        ..ObjectRecord::own(&PluginRecord::default(), at(1))
+        ..FactRecord::of(&PluginRecord::default(), at(1))
     };
     let pod: Pod =
         serde_json::from_value(json!({"metadata": {"namespace": "ns", "uid": "u"}})).unwrap();

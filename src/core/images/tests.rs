@@ -1,5 +1,5 @@
 use super::*;
-use crate::core::state::{ObjectRecord, Transaction};
+use crate::core::state::{FactRecord, Transaction};
 
 const BOOT: BootId = BootId(1);
 const NEXT: BootId = BootId(2);
@@ -318,9 +318,9 @@ fn damaged_files_are_not_whole_by_another_name() {
     let state = |others: &[(&str, FilesState)]| {
         let mut state = State::default();
         for (name, of) in others {
-            let record = ObjectRecord {
-                resource_version: String::new(),
-                encrypted: false,
+            let record = FactRecord {
+                mark: String::new(),
+                layout: 1,
                 data: serde_json::to_vec(&files("a", of.clone())).unwrap(),
                 at: at(BOOT),
             };
@@ -437,6 +437,10 @@ fn errors_that_point_to_the_files_of_an_image_are_told_from_others() {
             None,
         ),
         ("failed to mount rootfs component: invalid argument", None),
+        (
+            "error unpacking image: unexpected media type application/octet-stream for sha256:ab12: not found",
+            Some(Evidence::Storage),
+        ),
         (
             "failed to reserve container name \"m_p_ns_u_0\": name is reserved for \"ab\"",
             None,
@@ -676,6 +680,7 @@ fn a_log_is_read_after_repeated_instant_failures_of_the_own_program_of_an_image(
         reason: "Error".to_owned(),
         message: String::new(),
         log_path: String::new(),
+        user: None,
     };
     let second = 1_000_000_000;
     let plain = serde_json::json!({"name": "c", "volumeMounts": [

@@ -614,6 +614,7 @@ fn running(uid: &str, containers: &[(&str, &str)]) -> Transaction {
             reason: String::new(),
             message: String::new(),
             log_path: String::new(),
+            user: None,
         };
         status.containers.push(container);
     }

@@ -5,7 +5,7 @@
 
 use super::view::{self, Sync, View};
 use super::{KillReason, ProbeFailure, policy};
-use crate::core::container_history::{Latest, STATUS_UNKNOWN_EXIT_CODE};
+use crate::core::container_history::{Latest, STATUS_UNKNOWN_EXIT_CODE, judged};
 use crate::core::state::ExitRecord;
 use crate::types::ContainerKind;
 use crate::types::runtime::{ContainerStatus, PodStatus};
@@ -246,7 +246,7 @@ impl View<'_> {
 
 /// The code of an init container's failed end; killed for lack of memory counts as 137.
 pub(super) fn failure(exit: &ExitRecord) -> Option<i32> {
-    match exit.exit_code {
+    match judged(exit) {
         0 if exit.reason == "OOMKilled" => Some(STATUS_UNKNOWN_EXIT_CODE),
         0 => None,
         code => Some(code),

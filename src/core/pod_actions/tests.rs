@@ -54,6 +54,38 @@ fn check(table: Vec<(&str, Pod, PodStatus, Owned, &str)>) {
     }
 }
 
+#[test]
+fn an_end_by_a_shutdown_of_the_machine_is_a_failure() {
+    let stopped = |container: ContainerStatus| ContainerStatus {
+        reason: "NodeShutdown".to_owned(),
+        ..container
+    };
+    let by_machine = || runtime(vec![stopped(exited("a", 0, 0))]);
+    check(vec![
+        (
+            "OnFailure",
+            pod("OnFailure", &["a"]),
+            by_machine(),
+            none(),
+            "start a#1",
+        ),
+        (
+            "Never",
+            pod("Never", &["a"]),
+            by_machine(),
+            none(),
+            "kill-pod",
+        ),
+        (
+            "OnFailure, of itself",
+            pod("OnFailure", &["a"]),
+            runtime(vec![exited("a", 0, 0)]),
+            none(),
+            "kill-pod",
+        ),
+    ]);
+}
+
 fn none() -> Owned {
     Owned::new()
 }

@@ -9,7 +9,7 @@ use super::{
     StartContainer, Waiting, container_hash, crash_loop, crash_wait, init, policy,
 };
 use crate::core::backoff::crash;
-use crate::core::container_history::{History, Latest, STATUS_UNKNOWN_EXIT_CODE};
+use crate::core::container_history::{History, Latest, STATUS_UNKNOWN_EXIT_CODE, judged};
 use crate::core::restart_all::{self, Restart};
 use crate::core::state::{BackoffRecord, ContainerRecord, ExitRecord};
 use crate::types::containers::ContainerSpec;
@@ -63,7 +63,7 @@ impl<'a> View<'a> {
             Latest::NeverRan => {
                 !self.history.may_have_run() || policy::is_restartable(pod, &self.spec)
             }
-            Latest::Exited(exit) => self.restarts(pod, exit.exit_code),
+            Latest::Exited(exit) => self.restarts(pod, judged(exit)),
             Latest::Starting | Latest::Running(_) | Latest::Unknown(_) => {
                 self.restarts(pod, STATUS_UNKNOWN_EXIT_CODE)
             }
@@ -87,7 +87,7 @@ impl<'a> View<'a> {
 
     /// Returns whether it ended and does not run again.
     pub(super) fn is_at_its_end(&self, pod: &Pod) -> bool {
-        matches!(&self.history.latest, Latest::Exited(exit) if !self.restarts(pod, exit.exit_code))
+        matches!(&self.history.latest, Latest::Exited(exit) if !self.restarts(pod, judged(exit)))
     }
 
     /// Returns whether a running container differs from its spec.
@@ -192,7 +192,7 @@ impl<'i, 'a> Sync<'i, 'a> {
                     self.drop_created(view);
                 }
             }
-            Latest::Exited(exit) if !view.restarts(pod, exit.exit_code) => {
+            Latest::Exited(exit) if !view.restarts(pod, judged(exit)) => {
                 self.drop_created(view);
             }
             Latest::Exited(exit) => self.start_or_adopt(view, &ended(exit)),

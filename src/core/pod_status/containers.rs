@@ -11,7 +11,9 @@ use super::states::{
     time_of_ns, unlocated, unlocated_when_terminated, waiting, waiting_for,
 };
 use super::{Stage, StatusInput};
-use crate::core::container_history::{History, Latest, STATUS_UNKNOWN, STATUS_UNKNOWN_EXIT_CODE};
+use crate::core::container_history::{
+    History, Latest, NODE_SHUTDOWN, STATUS_UNKNOWN, STATUS_UNKNOWN_EXIT_CODE, judged, judged_end,
+};
 use crate::core::pod_actions::{
     CRASH_LOOP_BACK_OFF, crash_wait, is_restartable, policy_restarts as restarts, sandbox_to_create,
 };
@@ -56,6 +58,16 @@ impl Statuses {
         all.any(|s| state(s).running.is_some())
     }
 
+    /// Returns whether a main container has ended only because the machine went down.
+    pub(super) fn any_stopped_by_shutdown(&self) -> bool {
+        let ends = self
+            .main
+            .iter()
+            .filter_map(|s| state(s).terminated.as_ref());
+        let mut reasons = ends.map(|end| end.reason.as_deref());
+        reasons.any(|reason| reason == Some(NODE_SHUTDOWN))
+    }
+
     /// Reports every container that is not known to have ended as ended with 137, once nothing of the pod runs: init
     /// containers up to the last one that was tried, main ones if the pod got that far. Upstream: `TerminatePod`.
     pub(super) fn finish(&mut self, pod: &Pod) {
@@ -79,7 +91,7 @@ impl Statuses {
             return state(last).running.is_some() && last.started == Some(true);
         }
         let end = state(last).terminated.as_ref().or_else(|| last_end(last));
-        end.is_some_and(|end| end.exit_code == 0)
+        end.is_some_and(|end| judged_end(end) == 0)
     }
 
     /// Shortens termination messages to what one container and one pod may say.
@@ -231,7 +243,7 @@ fn together(input: &StatusInput<'_>, views: &[View<'_>]) -> Together {
     };
     let main_ran = of_kind(ContainerKind::Main).any(|v| v.history.may_have_run());
     let succeeded =
-        |v: &View<'_>| matches!(&v.history.latest, Latest::Exited(exit) if exit.exit_code == 0);
+        |v: &View<'_>| matches!(&v.history.latest, Latest::Exited(exit) if judged(exit) == 0);
     let stopped_at = of_kind(ContainerKind::Init).find(|v| !main_ran && !succeeded(v));
     Together {
         lost_for_good: once_only
@@ -245,6 +257,31 @@ fn together(input: &StatusInput<'_>, views: &[View<'_>]) -> Together {
         stopped_at: stopped_at.map(|v| v.spec.container.name.clone()),
         main_made: of_kind(ContainerKind::Main).any(is_made),
         main_ran,
+    }
+}
+
+/// Returns the user of the container that the status is about: as the runtime reports it, and once it has removed the
+/// container, as it was shown. Upstream: `convertContainerStatusUser`.
+fn user(
+    input: &StatusInput<'_>,
+    status: &api::ContainerStatus,
+    old: Option<&api::ContainerStatus>,
+) -> Option<api::ContainerUser> {
+    let shown = status.container_id.as_ref()?;
+    let (_, id) = shown.split_once("://")?;
+    let mut containers = input.status.containers.iter();
+    match containers.find(|container| container.id.as_str() == id) {
+        Some(container) => container.user.as_ref().map(|user| api::ContainerUser {
+            linux: Some(api::LinuxContainerUser {
+                uid: user.uid,
+                gid: user.gid,
+                supplemental_groups: some_if_any(user.supplemental_groups.iter().copied()),
+            }),
+        }),
+        None => {
+            let old = old.filter(|old| old.container_id.as_ref() == Some(shown));
+            old.and_then(|old| old.user.clone())
+        }
     }
 }
 
@@ -313,8 +350,14 @@ fn container_status(
                 status.image = exit.image.clone();
                 status.image_id = exit.image_ref.clone();
             }
-            status.state = Some(terminated(end_state(exit, input.runtime_name)));
-            syncing && (view.again || restarts(input.pod, spec, exit.exit_code))
+            let end = terminated(end_state(exit, input.runtime_name));
+            let again = syncing && (view.again || restarts(input.pod, spec, judged(exit)));
+            // The API server lets no container leave an end with 0 that its policy counts as success.
+            match again && judged(exit) != exit.exit_code {
+                true => (status.state, status.last_state) = (Some(waiting(input.pod)), Some(end)),
+                false => status.state = Some(end),
+            }
+            again
         }
     };
     let passed = is_passed(input, view, together, &status);
@@ -324,6 +367,7 @@ fn container_status(
             status.last_state = None;
         }
     }
+    status.user = user(input, &status, old);
     if status.last_state.is_none() {
         status.last_state = last_state(input, history, &status, old);
     }
@@ -368,7 +412,7 @@ fn is_passed(
 
 fn passed_end(input: &StatusInput<'_>, view: &View<'_>) -> api::ContainerStateTerminated {
     match &view.forgotten {
-        Some(exit) if exit.exit_code == 0 => end_state(exit, input.runtime_name),
+        Some(exit) if judged(exit) == 0 => end_state(exit, input.runtime_name),
         _ => completed(),
     }
 }
@@ -388,7 +432,7 @@ fn never_ran(
         status.image.clone_from(&old.image);
         status.image_id.clone_from(&old.image_id);
         status.last_state.clone_from(&old.last_state);
-        let restarts = syncing && restarts(input.pod, spec, end.exit_code);
+        let restarts = syncing && restarts(input.pod, spec, judged_end(end));
         status.state = Some(old_state);
         return restarts;
     }

@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1 as api;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::{all_statuses, is_terminal};
+use crate::core::container_history::judged_end;
 use crate::core::pod_actions::{all_may_restart, policy_restarts as restarts};
 use crate::types::containers::container_of;
 use crate::types::pod::RestartPolicy;
@@ -83,7 +84,7 @@ fn check_container_transitions(
         let Some(end) = before.state.as_ref().and_then(|s| s.terminated.as_ref()) else {
             continue;
         };
-        if may_be_undone(pod, &before.name, end.exit_code) {
+        if may_be_undone(pod, &before.name, judged_end(end)) {
             continue;
         }
         let taken_back = all_statuses(new)

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::ContainerStatus;
 use super::containers::Statuses;
 use super::states::{is_unknown, last_end, state};
 use super::{Stage, StatusInput};
-use crate::core::container_history::STATUS_UNKNOWN_EXIT_CODE;
+use crate::core::container_history::{STATUS_UNKNOWN_EXIT_CODE, judged_end};
 use crate::core::pod_actions::policy_restarts as restarts;
 use crate::types::containers::containers_of;
 use crate::types::{ContainerKind, PodExt};
@@ -99,8 +99,8 @@ fn ended(status: &ContainerStatus) -> Option<(i32, bool)> {
     let present = state(status)
         .terminated
         .as_ref()
-        .map(|t| (t.exit_code, true));
-    present.or_else(|| last_end(status).map(|t| (t.exit_code, false)))
+        .map(|t| (judged_end(t), true));
+    present.or_else(|| last_end(status).map(|t| (judged_end(t), false)))
 }
 
 /// The code of an init container's failed end, as [`crate::core::pod_actions`] sees it: one that was killed for lack of
@@ -108,7 +108,7 @@ fn ended(status: &ContainerStatus) -> Option<(i32, bool)> {
 fn failure_of_init(status: &ContainerStatus) -> Option<i32> {
     let end = state(status).terminated.as_ref();
     let end = end.or_else(|| last_end(status))?;
-    match (end.exit_code, end.reason.as_deref()) {
+    match (judged_end(end), end.reason.as_deref()) {
         (0, Some("OOMKilled")) => Some(STATUS_UNKNOWN_EXIT_CODE),
         (0, _) => None,
         (code, _) => Some(code),

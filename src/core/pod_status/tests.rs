@@ -11,10 +11,10 @@ mod support;
 
 use super::states::{shorten, time_of_ns};
 use super::*;
-use crate::core::container_history::{STATUS_UNKNOWN, observe_exits};
+use crate::core::container_history::{NODE_SHUTDOWN, STATUS_UNKNOWN, observe_exits};
 use crate::core::state::State;
 use crate::core::testkit::*;
-use crate::types::runtime::SandboxState;
+use crate::types::runtime::{ContainerStatus, LinuxUser, SandboxState};
 
 struct Setup {
     pod: Pod,
@@ -463,6 +463,29 @@ fn an_eviction_shows_failed_only_once_nothing_runs() {
     assert_eq!(condition(&later, "DisruptionTarget").status, "True");
 }
 
+#[test]
+fn a_container_that_a_shutdown_of_the_machine_cut_short_has_not_completed() {
+    for (policy, reason, want) in [
+        ("Never", NODE_SHUTDOWN, "Failed 0/-/0"),
+        ("Never", "Completed", "Succeeded 0/-/0"),
+        ("OnFailure", NODE_SHUTDOWN, "Running ContainerCreating/0/0"),
+        ("OnFailure", "Completed", "Succeeded 0/-/0"),
+    ] {
+        let ended = ContainerStatus {
+            reason: reason.to_owned(),
+            ..exited("a", 0, 0)
+        };
+        let status = Setup::new(policy, &["a"], runtime(vec![ended])).generate();
+        assert_eq!(brief(&status), want, "{policy} {reason}");
+        let is_failed = want.starts_with("Failed");
+        assert_eq!(
+            status.reason.as_deref(),
+            is_failed.then_some("Terminated"),
+            "{policy} {reason}"
+        );
+    }
+}
+
 /// Upstream's result for a preempted pod after its containers have ended: `Failed` was a matter of the kill alone.
 #[test]
 fn a_preempted_pod_succeeds_when_all_containers_end_well_and_fails_else() {
@@ -719,6 +742,33 @@ fn ids_images_and_times_come_from_the_runtime() {
     assert_eq!(end.container_id.as_deref(), Some("containerd://a-0"));
     assert_eq!(end.reason.as_deref(), Some("Error"));
     assert_eq!(end.finished_at, time_of_ns((EPOCH + 60) * 1_000_000_000));
+}
+
+#[test]
+fn the_user_is_the_one_that_the_runtime_reports_and_stays_when_the_container_is_removed() {
+    let mut current = running("a", 1);
+    current.user = Some(LinuxUser {
+        uid: 1000,
+        gid: 3000,
+        supplemental_groups: vec![3000, 4000],
+    });
+    let mut setup = Setup::new(
+        "Never",
+        &["a", "b"],
+        runtime(vec![current, running("b", 0)]),
+    );
+    let users = |status: &api::PodStatus| -> Vec<_> {
+        let all = status.container_statuses.iter().flatten();
+        all.map(|c| serde_json::to_value(&c.user).unwrap())
+            .collect()
+    };
+    let status = setup.generate();
+    let user = serde_json::json!({"linux": {"uid": 1000, "gid": 3000, "supplementalGroups": [3000, 4000]}});
+    assert_eq!(users(&status), [user.clone(), serde_json::Value::Null]);
+    setup.owned = Owned::from([("a", ended("a", 1, 0))]);
+    setup.status = runtime(vec![running("b", 0)]);
+    setup.previous = Some(status);
+    assert_eq!(users(&setup.generate())[0], user);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::core::state::{Durability, ObjectRecord};
+use crate::core::state::{Durability, FactRecord};
 use crate::core::testkit::*;
 use crate::types::runtime::ContainerStatus;
 
@@ -198,7 +198,7 @@ fn a_step_is_durable_and_committed_against_what_it_was_decided_on() {
 fn a_record_that_cannot_be_read_counts_as_none() {
     let pod = pod_that_restarts("Never");
     let mut state = State::default();
-    let broken = ObjectRecord::own(&"not a restart", at(1));
+    let broken = FactRecord::of(&"not a restart", at(1));
     for mutation in &Transaction::new()
         .put(kinds::RESTARTS.key(pod.uid().as_str(), NAME), broken)
         .mutations

@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::core::state::ObjectRecord;
+use crate::core::state::FactRecord;
 use crate::types::BootId;
 
 fn at(boot: u64, s: i64) -> Stamp {
@@ -116,6 +116,33 @@ fn a_group_gets_what_is_left_of_the_shutdown() {
 }
 
 #[test]
+fn only_an_end_that_cuts_work_short_is_marked() {
+    use crate::core::container_history::{NODE_SHUTDOWN, judged_code};
+    use crate::core::testkit::{exited, pod, running, runtime};
+
+    for (policy, wanted) in [
+        ("Never", NODE_SHUTDOWN),
+        ("OnFailure", NODE_SHUTDOWN),
+        ("Always", ""),
+    ] {
+        let mut status = runtime(vec![
+            exited("a", 1, 0),
+            exited("b", 0, 7),
+            exited("c", 0, 0),
+            running("d", 0),
+        ]);
+        let stopped = ["a-1", "b-0", "d-0"].map(Into::into);
+        mark_stopped(&pod(policy, &["a", "b", "c", "d"]), &stopped, &mut status);
+        let reason = |name: &str| status.container(name).unwrap().reason.clone();
+        let reasons = ["a", "b", "c", "d"].map(reason);
+        assert_eq!(reasons, [wanted, "", "", ""], "{policy}");
+    }
+    assert_eq!(judged_code(0, Some(NODE_SHUTDOWN)), 137);
+    assert_eq!(judged_code(0, Some("Completed")), 0);
+    assert_eq!(judged_code(7, Some(NODE_SHUTDOWN)), 7);
+}
+
+#[test]
 fn a_shutdown_is_in_force_in_its_boot_until_it_is_cancelled() {
     let periods = Periods::new(seconds(30), seconds(10), &[]).unwrap();
     let mut record = ShutdownRecord::begin(&periods, at(1, 100));
@@ -146,9 +173,9 @@ fn the_record_reads_back_and_the_journal_says_how_far_it_is() {
         }
         assert_eq!(ShutdownRecord::of(&state), Some(record), "{what}");
     }
-    let damaged = ObjectRecord {
-        resource_version: String::new(),
-        encrypted: false,
+    let damaged = FactRecord {
+        mark: String::new(),
+        layout: 1,
         data: b"{".to_vec(),
         at: at(1, 1),
     };

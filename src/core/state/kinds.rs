@@ -1,6 +1,6 @@
-//! The kinds of records in table `objects`: one declaration each, and typed access to their JSON.
+//! The kinds of records in the tables `objects` and `facts`: one declaration each, and typed access to their JSON.
 //!
-//! A key is `<kind>/<namespace>/<name>`. The declaration of a kind decides how durable a change of its records is, with
+//! Table `objects` has what the API server has sent or issued, table `facts` the agent's own state. A key is `<kind>/<namespace>/<name>`. The declaration of a kind decides how durable a change of its records is, with
 //! whom they are deleted, and what a record means that cannot be read. A record type names its kind with [`Kind`].
 //!
 //! **Invariant:** the durability of a change follows from the kind in its key, also of one that comes from elsewhere
@@ -16,15 +16,20 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::Durability::{self, Durable, Relaxed};
-use super::{ObjectRecord, Record as _, State, Table, Transaction, Versioned, VolumeRecord};
+use super::{
+    AnyRecord, Expectation, FactRecord, Memo, Mutation, ObjectRecord, Record as _, State, Table,
+    Transaction, Versioned, VolumeRecord,
+};
 use crate::types::{PodUid, Stamp};
 
 /// Origin of the content of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// An object that the API server has sent.
+    /// An object that the API server has sent. It is in table `objects`.
     Api,
-    /// State of the agent's own, which nobody else can confirm.
+    /// Keys and certificates that the API server has issued for a pod. They are in table `objects`, encrypted.
+    Issued,
+    /// State of the agent's own, which nobody else can confirm. It is in table `facts`.
     Own,
 }
 
@@ -74,6 +79,8 @@ pub struct Declared {
     pub prefix: &'static str,
     /// Origin of the content.
     pub content: Content,
+    /// Version of the layout of the JSON in table `facts`. A record of a newer one cannot be read.
+    pub layout: u16,
     /// Owner of the records.
     pub owner: Owner,
     /// Class of every change of a record.
@@ -90,6 +97,7 @@ macro_rules! kinds {
                 name: $name,
                 prefix: concat!($name, "/"),
                 content: Content::$content,
+                layout: 1,
                 owner: $owner,
                 class: $class,
                 damaged: Damaged::$damaged,
@@ -128,7 +136,7 @@ kinds! {
     SERVICE_ACCOUNTS = "serviceaccounts": Api, Owner::Other, Relaxed, Absent;
 
     /// Keys and certificates of a pod, encrypted: `<namespace>/<pod UID>/<volume>/<index>`.
-    POD_CERTIFICATES = "podcertificates": Own, Owner::Pod(Part::Name), Durable, Absent;
+    POD_CERTIFICATES = "podcertificates": Issued, Owner::Pod(Part::Name), Durable, Absent;
     /// Devices of a pod's containers: `<namespace>/<pod UID>`.
     DEVICE_ALLOCATIONS = "deviceallocations": Own, Owner::Pod(Part::Name), Durable, Unknown;
     /// Resources last sent to the runtime: `<namespace>/<pod UID>`. The record `/turn` is of no pod.
@@ -212,7 +220,7 @@ pub fn of_key(key: &str) -> Option<&'static Declared> {
 /// Returns the least class of a change of a record, whatever the record is.
 pub(super) fn class_of(table: Table, key: &str) -> Durability {
     match table {
-        Table::Objects => of_key(key).map_or(Relaxed, |kind| kind.class),
+        Table::Objects | Table::Facts => of_key(key).map_or(Relaxed, |kind| kind.class),
         _ => Relaxed,
     }
 }
@@ -246,6 +254,28 @@ impl Declared {
     pub fn is_of_api(&self) -> bool {
         self.content == Content::Api
     }
+
+    /// Returns the table that has the records.
+    pub const fn table(&self) -> Table {
+        match self.content {
+            Content::Api | Content::Issued => Table::Objects,
+            Content::Own => Table::Facts,
+        }
+    }
+
+    /// Returns the keys of the records whose key begins with `start`.
+    fn keys_from<'a>(&self, state: &'a State, start: &'a str) -> Vec<&'a Arc<str>> {
+        match self.content {
+            Content::Api | Content::Issued => {
+                let all = state.with_prefix::<ObjectRecord>(start);
+                all.map(|(key, _)| key).collect()
+            }
+            Content::Own => {
+                let all = state.with_prefix::<FactRecord>(start);
+                all.map(|(key, _)| key).collect()
+            }
+        }
+    }
 }
 
 /// Returns the end of all records that belong to a pod.
@@ -257,9 +287,9 @@ pub fn forget_pod(state: &State, namespace: &str, uid: &PodUid) -> Transaction {
             Owner::Pod(Part::Name) => format!("{}{namespace}/{uid}", kind.prefix),
             _ => continue,
         };
-        for (key, _) in state.with_prefix::<ObjectRecord>(&start) {
+        for key in kind.keys_from(state, &start) {
             if kind.pod_of(key) == Some(uid.as_str()) {
-                transaction = transaction.delete::<ObjectRecord>(key);
+                transaction = transaction.delete_from(kind.table(), key);
             }
         }
     }
@@ -274,7 +304,7 @@ pub fn left_over(state: &State, is_orphan: impl Fn(&str) -> bool) -> Transaction
         if !matches!(kind.owner, Owner::Pod(_) | Owner::Volume) {
             continue;
         }
-        for (key, _) in state.with_prefix::<ObjectRecord>(kind.prefix) {
+        for key in kind.keys_from(state, kind.prefix) {
             let is_left = match (kind.pod_of(key), kind.volume_of(key)) {
                 (Some(uid), _) => is_orphan(uid),
                 // How a volume was mounted is needed for as long as it is on record.
@@ -285,7 +315,7 @@ pub fn left_over(state: &State, is_orphan: impl Fn(&str) -> bool) -> Transaction
                 (None, None) => false,
             };
             if is_left {
-                transaction = transaction.delete::<ObjectRecord>(key);
+                transaction = transaction.delete_from(kind.table(), key);
             }
         }
     }
@@ -356,8 +386,10 @@ impl<K> PartialEq<&str> for Key<K> {
 
 /// A record that cannot be read.
 #[derive(Debug, thiserror::Error)]
-#[error("read record {key} of table objects: {source}")]
+#[error("read record {key} of table {}: {source}", table.name())]
 pub struct Unparseable {
+    /// Its table.
+    pub table: Table,
     /// Its key.
     pub key: String,
     /// The reason.
@@ -369,11 +401,39 @@ pub struct Unparseable {
 #[derive(Debug)]
 pub struct Stored<'a, K> {
     key: &'a str,
-    found: &'a Versioned<ObjectRecord>,
+    mark: &'a str,
+    layout: u16,
+    data: &'a [u8],
+    at: Stamp,
+    memo: &'a Memo,
     kind: PhantomData<fn() -> K>,
 }
 
 impl<'a, K: Kind> Stored<'a, K> {
+    fn of_object(key: &'a str, found: &'a Versioned<ObjectRecord>) -> Self {
+        Self {
+            key,
+            mark: &found.record.resource_version,
+            layout: K::DECLARED.layout,
+            data: &found.record.data,
+            at: found.record.at,
+            memo: &found.memo,
+            kind: PhantomData,
+        }
+    }
+
+    fn of_fact(key: &'a str, found: &'a Versioned<FactRecord>) -> Self {
+        Self {
+            key,
+            mark: &found.record.mark,
+            layout: found.record.layout,
+            data: &found.record.data,
+            at: found.record.at,
+            memo: &found.memo,
+            kind: PhantomData,
+        }
+    }
+
     /// Returns its key.
     pub fn key(&self) -> Key<K> {
         Key(self.key.to_owned(), PhantomData)
@@ -393,17 +453,17 @@ impl<'a, K: Kind> Stored<'a, K> {
 
     /// Returns when it was written.
     pub fn at(&self) -> Stamp {
-        self.found.record.at
+        self.at
     }
 
-    /// Returns the version that it was written with; empty unless its writer gives one.
-    pub fn version(&self) -> &'a str {
-        &self.found.record.resource_version
+    /// Returns the text that its writer put beside the content; of an object, its resourceVersion.
+    pub fn mark(&self) -> &'a str {
+        self.mark
     }
 
     /// Returns whether it holds this content, without reading it.
     pub fn is(&self, content: &K) -> bool {
-        self.found.record.data == ObjectRecord::own(content, self.found.record.at).data
+        serde_json::to_vec(content).is_ok_and(|data| self.data == data)
     }
 
     /// Reads its content.
@@ -411,7 +471,15 @@ impl<'a, K: Kind> Stored<'a, K> {
     /// # Errors
     /// When it cannot be read.
     pub fn read(&self) -> Result<K, Unparseable> {
-        serde_json::from_slice(&self.found.record.data).map_err(|source| Unparseable {
+        let known = K::DECLARED.layout;
+        let content = if self.layout > known {
+            let newer = format!("it has layout {}, {known} is known", self.layout);
+            Err(serde::de::Error::custom(newer))
+        } else {
+            serde_json::from_slice(self.data)
+        };
+        content.map_err(|source| Unparseable {
+            table: K::DECLARED.table(),
             key: self.key.to_owned(),
             source,
         })
@@ -425,7 +493,7 @@ impl<'a, K: Kind> Stored<'a, K> {
     where
         K: Send + Sync + 'static,
     {
-        match self.found.memo.get(|| self.read().ok()) {
+        match self.memo.get(|| self.read().ok()) {
             Some(content) => Ok(content),
             None => self.read().map(Arc::new),
         }
@@ -446,16 +514,18 @@ impl<'a, K: Kind> Stored<'a, K> {
 /// Content that a record is to have, for changes that are collected.
 #[derive(Clone, Debug)]
 pub struct Change {
+    table: Table,
     key: String,
-    record: Option<ObjectRecord>,
+    record: Option<AnyRecord>,
 }
 
 impl Change {
     /// Makes a change to this content of this time; `None` deletes the record.
     pub fn new<K: Kind>(key: &Key<K>, content: Option<(&K, Stamp)>) -> Self {
         Self {
+            table: K::DECLARED.table(),
             key: key.0.clone(),
-            record: content.map(|(content, at)| ObjectRecord::own(content, at)),
+            record: content.map(|(content, at)| record_of("", content, at)),
         }
     }
 
@@ -465,15 +535,41 @@ impl Change {
     }
 }
 
+/// Makes the record of a content that has a JSON form: structs, lists, and maps with texts as keys.
+fn record_of<K: Kind>(mark: &str, content: &K, at: Stamp) -> AnyRecord {
+    sealed_of::<K>(mark, serde_json::to_vec(content).unwrap_or_default(), at)
+}
+
+fn sealed_of<K: Kind>(mark: &str, data: Vec<u8>, at: Stamp) -> AnyRecord {
+    match K::DECLARED.content {
+        Content::Api | Content::Issued => AnyRecord::Objects(ObjectRecord {
+            resource_version: mark.to_owned(),
+            encrypted: false,
+            data,
+            at,
+        }),
+        Content::Own => AnyRecord::Facts(FactRecord {
+            layout: K::DECLARED.layout,
+            mark: mark.to_owned(),
+            data,
+            at,
+        }),
+    }
+}
+
 impl State {
     /// Returns a record of a kind, read or not.
     pub fn stored<K: Kind>(&self, key: &Key<K>) -> Option<Stored<'_, K>> {
-        let (key, found) = ObjectRecord::table(self).get_key_value::<str>(key)?;
-        Some(Stored {
-            key,
-            found,
-            kind: PhantomData,
-        })
+        match K::DECLARED.content {
+            Content::Api | Content::Issued => {
+                let (key, found) = ObjectRecord::table(self).get_key_value::<str>(key)?;
+                Some(Stored::of_object(key, found))
+            }
+            Content::Own => {
+                let (key, found) = FactRecord::table(self).get_key_value::<str>(key)?;
+                Some(Stored::of_fact(key, found))
+            }
+        }
     }
 
     /// Returns the content of a record, of a kind whose damaged records are the same as none.
@@ -495,14 +591,16 @@ impl State {
     }
 
     fn stored_from<K: Kind>(&self, start: String) -> impl Iterator<Item = Stored<'_, K>> {
-        let records = ObjectRecord::table(self).range(Arc::<str>::from(start.as_str())..);
-        records
-            .take_while(move |(key, _)| key.starts_with(start.as_str()))
-            .map(|(key, versioned)| Stored {
-                key,
-                found: versioned,
-                kind: PhantomData,
-            })
+        let from = Arc::<str>::from(start.as_str());
+        let is_fact = K::DECLARED.content == Content::Own;
+        let objects = (!is_fact).then(|| ObjectRecord::table(self).range(Arc::clone(&from)..));
+        let facts = is_fact.then(|| FactRecord::table(self).range(from..));
+        let objects = objects.into_iter().flatten();
+        let facts = facts.into_iter().flatten();
+        objects
+            .map(|(key, found)| Stored::of_object(key, found))
+            .chain(facts.map(|(key, found)| Stored::of_fact(key, found)))
+            .take_while(move |stored| stored.key.starts_with(start.as_str()))
     }
 }
 
@@ -510,7 +608,7 @@ impl Transaction {
     /// Adds a put of a record of a kind.
     #[must_use]
     pub fn put_object<K: Kind>(self, key: &Key<K>, content: &K, at: Stamp) -> Self {
-        self.put(key, ObjectRecord::own(content, at))
+        self.put_any(key, record_of("", content, at))
     }
 
     /// Adds a put of a record of a kind whose content may have no JSON form, like a path that is not UTF-8.
@@ -520,58 +618,73 @@ impl Transaction {
     pub fn try_put_object<K: Kind>(
         self,
         key: &Key<K>,
-        version: impl Into<String>,
+        mark: impl AsRef<str>,
         content: &K,
         at: Stamp,
     ) -> Result<Self, serde_json::Error> {
-        let record = ObjectRecord {
-            resource_version: version.into(),
-            encrypted: false,
-            data: serde_json::to_vec(content)?,
-            at,
-        };
-        Ok(self.put(key, record))
+        let data = serde_json::to_vec(content)?;
+        Ok(self.put_any(key, sealed_of::<K>(mark.as_ref(), data, at)))
     }
 
     /// Adds a change, unless the record is so in `seen` already.
     #[must_use]
     pub fn change_object(self, seen: &State, change: Change) -> Self {
-        let Change { key, record } = change;
-        if seen.record::<ObjectRecord>(&key) == record.as_ref() {
+        let Change { table, key, record } = change;
+        let is_so = match &record {
+            None => seen.version_of(table, &key).is_none(),
+            Some(AnyRecord::Objects(record)) => seen.record::<ObjectRecord>(&key) == Some(record),
+            Some(AnyRecord::Facts(record)) => seen.record::<FactRecord>(&key) == Some(record),
+            Some(_) => false,
+        };
+        if is_so {
             return self;
         }
         match record {
-            Some(record) => self.put(key, record),
-            None => self.delete::<ObjectRecord>(key),
+            Some(record) => self.put_any(&key, record),
+            None => self.delete_from(table, &key),
         }
     }
 
-    /// Adds a put of a record of a kind, with a version beside its content.
+    /// Adds a put of a record of a kind, with a text beside its content.
     #[must_use]
-    pub fn put_version<K: Kind>(
+    pub fn put_marked<K: Kind>(
         self,
         key: &Key<K>,
-        version: impl Into<String>,
+        mark: impl AsRef<str>,
         content: &K,
         at: Stamp,
     ) -> Self {
-        let record = ObjectRecord {
-            resource_version: version.into(),
-            ..ObjectRecord::own(content, at)
-        };
-        self.put(key, record)
+        self.put_any(key, record_of(mark.as_ref(), content, at))
     }
 
     /// Adds a delete of a record of a kind.
     #[must_use]
     pub fn delete_object<K: Kind>(self, key: &Key<K>) -> Self {
-        self.delete::<ObjectRecord>(key)
+        self.delete_from(K::DECLARED.table(), key)
     }
 
     /// Refuses the transaction unless the record is still what it is in `seen`.
     #[must_use]
-    pub fn expect_object<K: Kind>(self, seen: &State, key: &Key<K>) -> Self {
-        self.expect::<ObjectRecord>(seen, key)
+    pub fn expect_object<K: Kind>(mut self, seen: &State, key: &Key<K>) -> Self {
+        let table = K::DECLARED.table();
+        self.expectations.push(Expectation {
+            table,
+            key: Arc::from(&**key),
+            version: seen.version_of(table, key),
+        });
+        self
+    }
+
+    fn put_any(mut self, key: &str, record: AnyRecord) -> Self {
+        let key = Arc::from(key);
+        self.mutations.push(Mutation::Put { key, record });
+        self
+    }
+
+    fn delete_from(mut self, table: Table, key: &str) -> Self {
+        let key = Arc::from(key);
+        self.mutations.push(Mutation::Delete { table, key });
+        self
     }
 }
 

@@ -309,7 +309,7 @@ tables! {
     /// Containers, by `<uid>/<name>`.
     Containers = 7, containers, "containers": ContainerRecord, v 1;
     /// Runtime's last view of each pod, by UID.
-    Pleg = 8, pleg, "pleg": PlegRecord, v 1;
+    Pleg = 8, pleg, "pleg": PlegRecord, v 2;
     /// API statuses, by UID.
     Statuses = 9, statuses, "statuses": StatusRecord, v 1;
     /// Probe results, by `<uid>/<container>/<kind>`.
@@ -318,7 +318,7 @@ tables! {
     Volumes = 11, volumes, "volumes": VolumeRecord, v 1;
     /// Images, by reference.
     Images = 12, images, "images": ImageRecord, v 1;
-    /// API objects needed offline, and state of parts of the agent, by `<kind>/<namespace>/<name>`: see [`kinds`].
+    /// API objects needed offline, by `<kind>/<namespace>/<name>`: see [`kinds`].
     Objects = 13, objects, "objects": ObjectRecord, v 1;
     /// Eviction signals, by name.
     Signals = 14, signals, "signals": SignalRecord, v 1;
@@ -332,6 +332,8 @@ tables! {
     Memory = 18, memory, "memory": MemoryRecord, v 1;
     /// The CPUs and NUMA nodes last applied to containers, by `<uid>/<name>`.
     Cpusets = 19, cpusets, "cpusets": CpusetRecord, v 1;
+    /// State of parts of the agent, by `<kind>/<namespace>/<name>`: see [`kinds`].
+    Facts = 20, facts, "facts": FactRecord, v 1;
 }
 
 /// The key of the one record in [`Table::Meta`].

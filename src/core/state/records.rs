@@ -460,12 +460,32 @@ pub struct ObjectRecord {
 }
 
 impl ObjectRecord {
-    /// Returns a record of the agent's own, as JSON. What is kept so has a JSON form: structs, lists, and maps with texts as keys.
-    pub(crate) fn own<T: Serialize + ?Sized>(of: &T, at: Stamp) -> Self {
+    pub(super) fn class(_: Option<&Self>, _: Option<&Self>) -> Durability {
+        Relaxed
+    }
+}
+
+/// State of a part of the agent. Its kind declares how durable it is, and with whom it is deleted.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FactRecord {
+    /// Version of the layout of `data`, which the kind declares.
+    pub layout: u16,
+    /// Text that is read without `data`; empty for most kinds.
+    pub mark: String,
+    /// JSON.
+    pub data: Vec<u8>,
+    /// Time of the change.
+    pub at: Stamp,
+}
+
+impl FactRecord {
+    /// Returns a record of layout 1, as JSON.
+    #[cfg(test)]
+    pub(crate) fn of<T: Serialize + ?Sized>(fact: &T, at: Stamp) -> Self {
         Self {
-            resource_version: String::new(),
-            encrypted: false,
-            data: serde_json::to_vec(of).unwrap_or_default(),
+            layout: 1,
+            mark: String::new(),
+            data: serde_json::to_vec(fact).unwrap_or_default(),
             at,
         }
     }

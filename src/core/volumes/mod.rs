@@ -79,6 +79,9 @@ pub struct Terms {
 impl Terms {
     /// Annotation of a persistent volume that names the group of its files.
     pub const GID: &str = "pv.beta.kubernetes.io/gid";
+    /// Annotation of a volume with mount options, separated by commas, which count instead of those of its spec. CSI
+    /// volumes have none.
+    pub const MOUNT_OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";
 
     /// Of a persistent volume. A group that is none counts as none.
     pub fn of(volume: &PersistentVolume) -> Self {

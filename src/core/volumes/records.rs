@@ -87,7 +87,7 @@ impl<'a> Description<'a> {
     fn of_volume(stored: &Stored<'a, OfVolume>) -> Self {
         Self {
             key: Cow::Borrowed(stored.rest()),
-            mark: Mark::of(stored.version()),
+            mark: Mark::of(stored.mark()),
             at: stored.at(),
             content: stored.shared().map(|content| content.0.clone()),
         }
@@ -97,7 +97,7 @@ impl<'a> Description<'a> {
         let (_, id) = stored.place();
         Self {
             key: Cow::Owned(format!("{DEVICE}{id}")),
-            mark: Mark::of(stored.version()),
+            mark: Mark::of(stored.mark()),
             at: stored.at(),
             content: stored.shared().map(|content| content.0.clone()),
         }
@@ -332,14 +332,14 @@ fn medium_key(key: &str) -> Key<Medium> {
 /// Notes with the record of an emptyDir whether the agent mounts something at its path.
 pub fn note_medium(transaction: Transaction, key: &str, mounts: bool, at: Stamp) -> Transaction {
     let version = if mounts { MOUNT } else { PLAIN };
-    transaction.put_version(&medium_key(key), version, &Medium {}, at)
+    transaction.put_marked(&medium_key(key), version, &Medium {}, at)
 }
 
 /// Returns whether the agent has mounted something at the path of an emptyDir; `None` when it is on record since before this
 /// was noted, or was reconstructed from the disk.
 pub fn is_mount(seen: &State, key: &str) -> Option<bool> {
     let key = medium_key(key);
-    match seen.stored(&key)?.version() {
+    match seen.stored(&key)?.mark() {
         MOUNT => Some(true),
         PLAIN => Some(false),
         _ => None,
@@ -350,7 +350,7 @@ pub fn is_mount(seen: &State, key: &str) -> Option<bool> {
 mod tests {
     use super::*;
     use crate::core::state::kinds::ALL;
-    use crate::core::state::{Mutation, ObjectRecord};
+    use crate::core::state::{FactRecord, Mutation};
     use crate::core::testkit::{at, export};
     use crate::core::volumes::LOCAL;
     use crate::types::BootId;
@@ -399,9 +399,9 @@ mod tests {
             (format!("sizes//{id}"), "", "7"),
             ("media/u1/scratch".to_owned(), "mount", "{}"),
         ] {
-            let object = ObjectRecord {
-                resource_version: version.to_owned(),
-                encrypted: false,
+            let object = FactRecord {
+                mark: version.to_owned(),
+                layout: 1,
                 data: data.as_bytes().to_vec(),
                 at: at(3),
             };
@@ -452,7 +452,7 @@ mod tests {
             let gone = forget(Transaction::new(), &state, key);
             apply(&mut state, &gone);
         }
-        assert_eq!((state.volumes.len(), state.objects.len()), (0, 0));
+        assert_eq!((state.volumes.len(), state.facts.len()), (0, 0));
     }
 
     /// The first release reads what is put.
@@ -476,9 +476,9 @@ mod tests {
                 let record = state.record::<VolumeRecord>(key).unwrap();
                 assert_eq!((&*record.plugin, &*record.path), (LOCAL, "/p"));
                 assert_eq!((record.phase, record.at), (VolumePhase::Mounting, at(5)));
-                let object = state.record::<ObjectRecord>(&object).unwrap();
+                let object = state.record::<FactRecord>(&object).unwrap();
                 assert_eq!(object.data, serde_json::to_vec(&disk()).unwrap());
-                assert_eq!((&*object.resource_version, object.at), (text, at(5)));
+                assert_eq!((&*object.mark, object.at), (text, at(5)));
                 assert_eq!(description(&state, key).unwrap().mark, mark);
             }
         }
@@ -487,9 +487,9 @@ mod tests {
     #[test]
     fn a_description_that_cannot_be_read_has_no_source_and_says_why() {
         let mut state = State::default();
-        let broken = ObjectRecord {
-            resource_version: "of a later release".to_owned(),
-            encrypted: false,
+        let broken = FactRecord {
+            mark: "of a later release".to_owned(),
+            layout: 1,
             data: b"{}".to_vec(),
             at: at(1),
         };
@@ -501,11 +501,11 @@ mod tests {
         let found = description(&state, "u1/data").unwrap();
         assert_eq!(found.mark, Mark::Begun);
         let error = found.content.unwrap_err().to_string();
-        let start = "read record volumes/u1/data of table objects: missing field";
+        let start = "read record volumes/u1/data of table facts: missing field";
         assert!(error.starts_with(start), "{error}");
         let gone = forget(Transaction::new(), &state, "u1/data");
         apply(&mut state, &gone);
-        assert_eq!(state.objects.len(), 0);
+        assert_eq!(state.facts.len(), 0);
     }
 
     #[test]
@@ -530,13 +530,13 @@ mod tests {
         let owned = |state: &State| {
             let owned = ALL.iter().filter(|kind| kind.owner == kinds::Owner::Volume);
             let keys = owned.map(|kind| format!("{}u1/data", kind.prefix));
-            keys.filter(|key| state.record::<ObjectRecord>(key).is_some())
+            keys.filter(|key| state.record::<FactRecord>(key).is_some())
                 .count()
         };
         let mut state = State::default();
         for kind in ALL {
             let key = format!("{}u1/data", kind.prefix);
-            let object = ObjectRecord::own("x", at(1));
+            let object = FactRecord::of("x", at(1));
             apply(&mut state, &Transaction::new().put(key, object));
         }
         assert_eq!(owned(&state), 2);

@@ -25,6 +25,21 @@ fn repetitions_are_counted_in_one_object() {
 }
 
 #[test]
+fn names_of_objects_are_as_long_as_servers_take_them() {
+    let mut names = Names {
+        node: "n1".to_owned(),
+        sequence: 0,
+    };
+    let long = "a".repeat(253);
+    let (first, second) = (
+        names.next(&event(&long, "x"), at(0)),
+        names.next(&event(&long, "x"), at(0)),
+    );
+    assert_eq!(first.len(), 253, "{first}");
+    assert_ne!(first, second);
+}
+
+#[test]
 fn after_a_quiet_time_an_event_is_a_new_object() {
     let mut correlator = correlator();
     let key = take(&mut correlator, event("a", "x"), at(0)).unwrap();

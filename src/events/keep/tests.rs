@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 
 use super::*;
 use crate::apiserver::testkit::FakeApi;
-use crate::core::state::ObjectRecord;
+use crate::core::state::FactRecord;
 use crate::events::testkit::{event, pass};
 use crate::events::{ApiEvents, EventRate, api_events, forget_waiting, kept_events};
 use crate::store::StoreOptions;
@@ -119,7 +119,7 @@ impl Rig {
 
     fn records(&self, prefix: &str) -> Vec<Value> {
         let state = self.store.snapshot();
-        let records = state.with_prefix::<ObjectRecord>(prefix);
+        let records = state.with_prefix::<FactRecord>(prefix);
         records
             .map(|(_, record)| serde_json::from_slice(&record.data).unwrap())
             .collect()
@@ -196,7 +196,7 @@ async fn what_was_told_just_before_a_kill_is_not_told_twice() {
     // The answer comes, and the agent dies before it is on record.
     let waiting = rig.store.snapshot();
     let waiting: Vec<_> = waiting
-        .with_prefix::<ObjectRecord>(kinds::EVENTS.prefix)
+        .with_prefix::<FactRecord>(kinds::EVENTS.prefix)
         .map(|(key, record)| (key.to_string(), record.clone()))
         .collect();
     rig.api.set_down(false);
@@ -270,7 +270,7 @@ async fn a_restart_gives_a_pod_that_floods_no_more_room() {
         Vec::<Value>::new()
     );
     let state = rig.store.snapshot();
-    assert_eq!(state.objects.len(), 0);
+    assert_eq!(state.facts.len(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -356,10 +356,10 @@ async fn damaged_records_are_left_out_and_go() {
     pass(1_000).await;
     let state = rig.store.snapshot();
     let (_, good) = state
-        .with_prefix::<ObjectRecord>(kinds::EVENTS.prefix)
+        .with_prefix::<FactRecord>(kinds::EVENTS.prefix)
         .next()
         .unwrap();
-    let damaged = ObjectRecord {
+    let damaged = FactRecord {
         data: b"{\"name\":".to_vec(),
         ..good.clone()
     };
@@ -372,7 +372,7 @@ async fn damaged_records_are_left_out_and_go() {
     rig.api.set_down(false);
     pass(60_000).await;
     assert_eq!(rig.told(), ["x"]);
-    assert_eq!(rig.store.snapshot().objects.len(), 1);
+    assert_eq!(rig.store.snapshot().facts.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,7 +1,7 @@
 //! Access of pods to an image that is on the node already.
 
 use super::*;
-use crate::core::state::ObjectRecord;
+use crate::core::state::FactRecord;
 use crate::kubeletconfig::ImageVerification;
 
 pub(super) const IMAGE: &str = "r.io/team/app:1";
@@ -62,7 +62,7 @@ fn preload(world: &World) {
 
 fn objects(world: &World) -> Vec<(String, String)> {
     let state = world.store.snapshot();
-    let all = state.with_prefix::<ObjectRecord>("");
+    let all = state.with_prefix::<FactRecord>("");
     all.map(|(key, r)| (key.to_string(), String::from_utf8(r.data.clone()).unwrap()))
         .collect()
 }
@@ -392,10 +392,10 @@ async fn a_record_that_cannot_be_read_grants_nothing() {
     outcome(&world, "a", "IfNotPresent", &bob).await;
     let state = world.store.snapshot();
     let (key, record) = state
-        .with_prefix::<ObjectRecord>("imagepulls//")
+        .with_prefix::<FactRecord>("imagepulls//")
         .next()
         .unwrap();
-    let broken = ObjectRecord {
+    let broken = FactRecord {
         data: b"{".to_vec(),
         ..record.clone()
     };
@@ -513,7 +513,7 @@ async fn an_image_pulled_for_a_service_account_is_for_its_pods_alone() {
     let access = &mut older["credentialMapping"]["r.io/team/app"];
     let accounts = access.as_object_mut().unwrap();
     assert!(accounts.shift_remove("serviceAccounts").is_some());
-    let older = ObjectRecord::own(&older, world.clock.now());
+    let older = FactRecord::of(&older, world.clock.now());
     let transaction = Transaction::new().put(key, older);
     world.store.commit(transaction).await.unwrap();
     assert_eq!(

@@ -1,7 +1,7 @@
 //! Order, back-off and progress of pulls.
 
 use super::*;
-use crate::core::state::ObjectRecord;
+use crate::core::state::FactRecord;
 
 fn messages(world: &World, reason: &str) -> Vec<String> {
     let events = world.recorder.events().into_iter();
@@ -59,7 +59,7 @@ async fn the_reason_of_a_back_off_is_told_and_outlives_a_restart() {
     let kept = |world: &World| {
         let state = world.store.snapshot();
         state
-            .with_prefix::<ObjectRecord>("imagepullerrors/u/")
+            .with_prefix::<FactRecord>("imagepullerrors/u/")
             .count()
     };
     assert_eq!(kept(&restarted), 1);
@@ -98,7 +98,7 @@ async fn serial_pulls_come_in_the_order_asked_for_and_who_goes_away_drops_out() 
             tokio::task::yield_now().await;
             let intents = world.store.snapshot();
             let under_way = intents
-                .with_prefix::<ObjectRecord>("imagepullintents//")
+                .with_prefix::<FactRecord>("imagepullintents//")
                 .count();
             let pulling = messages(&world, "Pulling").len();
             if pulling == under_way && pulling > 0 && futures::poll!(&mut *pull).is_pending() {

@@ -71,6 +71,7 @@ fn holder(state: ContainerState) -> PodStatus {
         reason: "Unknown".to_owned(),
         message: String::new(),
         log_path: String::new(),
+        user: None,
     });
     status
 }
@@ -242,7 +243,7 @@ async fn a_policy_of_never_asks_no_registry_and_gets_back_what_was_removed() {
     let state = world.store.snapshot();
     let (mut files, at) = files_of(&state, &qualified(IMAGE)).unwrap();
     files.state = FilesState::Removed;
-    let record = crate::core::state::ObjectRecord::own(&files, at);
+    let record = crate::core::state::FactRecord::of(&files, at);
     let transaction = Transaction::new().put(key, record);
     world.store.commit(transaction).await.unwrap();
     world.service.0.present.lock().unwrap().clear();
@@ -263,8 +264,7 @@ async fn a_removal_that_was_cut_off_is_made_again() {
     let state = world.store.snapshot();
     let (mut files, at) = files_of(&state, &qualified(IMAGE)).unwrap();
     files.state = FilesState::Removed;
-    let transaction =
-        Transaction::new().put(key, crate::core::state::ObjectRecord::own(&files, at));
+    let transaction = Transaction::new().put(key, crate::core::state::FactRecord::of(&files, at));
     world.store.commit(transaction).await.unwrap();
     let world = restart(world);
     world
@@ -704,8 +704,7 @@ async fn a_registry_that_hangs_keeps_no_other_image_from_its_repair() {
     let (mut files, at) = files_of(&state, &qualified(IMAGE)).unwrap();
     files.image = other.to_owned();
     let key = crate::core::images::files_key(&qualified(other));
-    let transaction =
-        Transaction::new().put(key, crate::core::state::ObjectRecord::own(&files, at));
+    let transaction = Transaction::new().put(key, crate::core::state::FactRecord::of(&files, at));
     world.store.commit(transaction).await.unwrap();
     let fake = &world.service.0;
     fake.present.lock().unwrap().insert(other.to_owned());
@@ -732,7 +731,7 @@ async fn a_suspect_whose_name_stands_for_another_image_is_settled() {
             files.id = "id-of-former".to_owned();
             files.state = state.clone();
             let key = crate::core::images::files_key(&qualified(IMAGE));
-            let record = crate::core::state::ObjectRecord::own(&files, world.clock.now());
+            let record = crate::core::state::FactRecord::of(&files, world.clock.now());
             let transaction = Transaction::new().put(key, record);
             world.store.commit(transaction).await.unwrap();
             let world = if reboots { reboot(world) } else { world };
@@ -844,7 +843,7 @@ async fn owe(world: &World, images: &[&str]) {
             lost: None,
         };
         let key = crate::core::images::files_key(&qualified(image));
-        let record = crate::core::state::ObjectRecord::own(&files, world.clock.now());
+        let record = crate::core::state::FactRecord::of(&files, world.clock.now());
         let transaction = Transaction::new().put(key, record);
         world.store.commit(transaction).await.unwrap();
     }
@@ -1123,7 +1122,7 @@ async fn of_pinned_images_those_of_archives_are_not_taken_for_that_of_sandboxes(
         error: String::new(),
     };
     let key = crate::core::images::archive_key("a.tar");
-    let record = crate::core::state::ObjectRecord::own(&archive, world.clock.now());
+    let record = crate::core::state::FactRecord::of(&archive, world.clock.now());
     let transaction = Transaction::new().put(key, record);
     world.store.commit(transaction).await.unwrap();
     let all = [IMAGE, "r.example/pause:1", "r.example/sandbox:1"];

@@ -12,7 +12,7 @@ use super::list::{containers_of, sandboxes_of};
 use super::termination;
 use crate::kuberuntime::labels;
 use crate::types::runtime::{
-    ContainerState, ContainerStatus, PodStatus, SandboxState, SandboxStatus,
+    ContainerState, ContainerStatus, LinuxUser, PodStatus, SandboxState, SandboxStatus,
 };
 use crate::types::{ContainerId, PodUid};
 
@@ -146,6 +146,7 @@ pub fn listed_container(container: &v1::Container) -> ContainerStatus {
         reason: String::new(),
         message: String::new(),
         log_path: String::new(),
+        user: None,
     }
 }
 
@@ -197,7 +198,17 @@ fn as_inspected(status: &v1::ContainerStatus, sandbox_id: ContainerId) -> Contai
         reason: status.reason.clone(),
         message: status.message.clone(),
         log_path: status.log_path.clone(),
+        user: linux_user(status),
     }
+}
+
+fn linux_user(status: &v1::ContainerStatus) -> Option<LinuxUser> {
+    let user = status.user.as_ref()?.linux.as_ref()?;
+    Some(LinuxUser {
+        uid: user.uid,
+        gid: user.gid,
+        supplemental_groups: user.supplemental_groups.clone(),
+    })
 }
 
 /// The pod in `pods` that these labels name, added if need be; `None` for what is nobody's pod.

@@ -354,6 +354,31 @@ async fn a_lost_connection_takes_nothing_away_and_catches_up_at_once_when_it_is_
     assert_eq!(value_of(&life.objects, "c").await, "2");
 }
 
+#[tokio::test(start_paused = true)]
+async fn objects_of_a_server_that_was_set_back_are_read_anew() {
+    let world = World::new();
+    world.fake.put(CONFIG_MAPS, config_map("c", "1"));
+    world.fake.put(CONFIG_MAPS, config_map("c", "2"));
+    let life = world.start();
+    life.objects.register(&pod("a", volumes("c", "s")));
+    assert_eq!(value_of(&life.objects, "c").await, "2");
+    settle().await;
+    world.fake.set_back(CONFIG_MAPS, config_map("c", "1"), 50);
+    settle().await;
+    assert_eq!(
+        value_of(&life.objects, "c").await,
+        "2",
+        "the watch is silent"
+    );
+    // The source of pods has found out.
+    world.fake.connection().was_set_back();
+    settle().await;
+    assert_eq!(value_of(&life.objects, "c").await, "1");
+    world.fake.put(CONFIG_MAPS, config_map("c", "3"));
+    settle().await;
+    assert_eq!(value_of(&life.objects, "c").await, "3");
+}
+
 /// A first life that records a configMap, a secret, a runtime class and the services.
 async fn recorded_world() -> World {
     let world = World::new();

@@ -163,6 +163,15 @@ impl Fake {
         inner.tell(collection, &name, what, &object);
     }
 
+    /// The state of a backup: an object as it was, and its version. No watch is told.
+    pub(super) fn set_back(&self, collection: &str, mut object: Value, version: u64) {
+        let mut inner = self.lock();
+        inner.version = version;
+        object["metadata"]["resourceVersion"] = json!(version.to_string());
+        let name = object["metadata"]["name"].as_str().unwrap().to_owned();
+        inner.objects.insert((collection.to_owned(), name), object);
+    }
+
     pub(super) fn delete(&self, collection: &str, name: &str) {
         let mut inner = self.lock();
         inner.version += 1;

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use serde_json::{Value, json};
 
 use super::{Asker, find};
-use crate::core::state::{ObjectRecord, Transaction, VolumePhase, VolumeRecord};
+use crate::core::state::{FactRecord, ObjectRecord, Transaction, VolumePhase, VolumeRecord};
 use crate::core::volumes::{Remote, Source, VolumeMode};
 use crate::kuberuntime::node_context::NodeContext;
 use crate::kuberuntime::sources::Resolved;
@@ -71,6 +71,13 @@ impl World {
             at: TestClock.now(),
         };
         let transaction = Transaction::new().put(key, record);
+        self.store.commit(transaction).await.unwrap();
+    }
+
+    /// The description of the volume that is mounted.
+    async fn describe(&self, remote: &Remote) {
+        let described = FactRecord::of(remote, TestClock.now());
+        let transaction = Transaction::new().put("volumes/uid-web/v", described);
         self.store.commit(transaction).await.unwrap();
     }
 
@@ -310,6 +317,21 @@ async fn devices_need_a_volume_of_mode_block() {
 }
 
 #[tokio::test]
+async fn mount_options_of_an_annotation_count_first_but_not_for_csi() {
+    let nfs = ("nfs", json!({"server": "s", "path": "/p"}));
+    for (source, wanted) in [(nfs, &["nfsvers=3", "nolock"][..]), (csi(), &["noatime"])] {
+        let world = world();
+        let mut volume = volume(source);
+        volume["metadata"]["annotations"] =
+            json!({"volume.beta.kubernetes.io/mount-options": "nfsvers=3, nolock,"});
+        let driver = Some(json!({"attachRequired": false}));
+        world.put_all(&claim(), &volume, true, driver).await;
+        let found = world.one(&claiming()).await.unwrap();
+        assert_eq!(found.remote.mount_options, wanted);
+    }
+}
+
+#[tokio::test]
 async fn every_kind_of_persistent_volume_is_taken_as_it_is() {
     for (kind, source, wanted, read_only, name) in [
         (
@@ -452,9 +474,7 @@ async fn a_mounted_volume_stays_while_its_claim_goes() {
         at: TestClock.now(),
     };
     let remote: Remote = before.remote.clone();
-    world
-        .put("volumes/uid-web/v", &serde_json::to_value(&remote).unwrap())
-        .await;
+    world.describe(&remote).await;
     let transaction = Transaction::new().put("uid-web/v", mounted.clone());
     world.store.commit(transaction).await.unwrap();
     assert_eq!(world.one(&claiming()).await.unwrap().remote, remote);
@@ -469,15 +489,11 @@ async fn a_mounted_volume_stays_while_its_claim_goes() {
         panic!("{again:?}");
     };
     source.requires_republish = true;
-    world
-        .put("volumes/uid-web/v", &serde_json::to_value(&again).unwrap())
-        .await;
+    world.describe(&again).await;
     let found = world.one(&claiming()).await.unwrap();
     assert_eq!(found.remote, again);
     assert!(found.missing.is_some());
-    world
-        .put("volumes/uid-web/v", &serde_json::to_value(&remote).unwrap())
-        .await;
+    world.describe(&remote).await;
     // Another claim of that name leads to another volume.
     let mut other = volume(csi());
     other["metadata"]["name"] = json!("pv-2");

@@ -10,7 +10,7 @@ use super::{
     Report, bad_records, found_schema, from_memory, highest_epoch, is_newer, mark_epoch, marked,
     open_sled, open_stand_in, prune,
 };
-use crate::core::state::Table;
+use crate::core::state::{Table, kinds};
 use crate::store::backend::{BackendError, RawPair};
 use crate::store::backup::{self, Backup};
 use crate::store::codec::{self, Loaded, Quarantined};
@@ -34,7 +34,8 @@ pub(super) fn rebuild(
 ) -> Result<Opened, OpenError> {
     let (newest, errors) = backup::newest(&layout.backups());
     report.messages.extend(errors);
-    let mut loaded = codec::load(log.pairs.clone().into_iter().map(Ok), VERSION);
+    let pairs = log.pairs.clone().into_iter().collect();
+    let mut loaded = migrate::load_current(pairs, layout.schema(), VERSION);
     if is_newer(&loaded) {
         return open_stand_in(options, layout, found_schema(&loaded), report);
     }
@@ -122,10 +123,13 @@ fn fill(loaded: &mut Loaded, backup: Option<&Backup>, log: &Salvage, report: &mu
         .iter()
         .filter_map(|raw| {
             let (tag, key) = raw.split_first()?;
-            Some((
-                Table::from_tag(*tag)?,
-                String::from_utf8(key.to_vec()).ok()?,
-            ))
+            let key = String::from_utf8(key.to_vec()).ok()?;
+            // An older store had all kinds in one table.
+            let table = match Table::from_tag(*tag)? {
+                Table::Objects => kinds::of_key(&key).map_or(Table::Objects, |kind| kind.table()),
+                table => table,
+            };
+            Some((table, key))
         })
         .collect();
     recover::fill(&mut loaded.state, &state, &deleted, VERSION)

@@ -178,14 +178,21 @@ pub(super) fn expanded(answer: &NodeExpandVolumeResponse) -> Result<Option<u64>,
     }
 }
 
+/// Checks the answer about a node. A negative number of volumes is none, as upstream has it: drivers have computed one on
+/// nodes that are full.
 pub(super) fn checked_info(
-    answer: NodeGetInfoResponse,
+    mut answer: NodeGetInfoResponse,
 ) -> Result<NodeGetInfoResponse, &'static str> {
     if answer.node_id.is_empty() {
         return Err("it has no node id");
     }
-    if answer.max_volumes_per_node < 0 {
-        return Err("the number of volumes is negative");
+    let limit = answer.max_volumes_per_node;
+    if limit < 0 {
+        tracing::warn!(
+            limit,
+            "CSI driver reports a negative limit of volumes, using none"
+        );
+        answer.max_volumes_per_node = 0;
     }
     Ok(answer)
 }

@@ -331,6 +331,9 @@ impl IscsiPlugin {
             self.tidy(at().flags(["-o", "delete"])).await;
             return Err(failed("sendtargets to")(error));
         }
+        // Other LUNs of the target are not this volume's, and may be those of other nodes.
+        self.tidy(node().flags(["-o", "update", "-n", "node.session.scan", "-v", "manual"]))
+            .await;
         if let Some(chap) = &disk.session_chap {
             self.set(node, "node.session.auth.authmethod", chap)
                 .await

@@ -198,6 +198,9 @@ async fn a_lun_is_found_logged_in_to_and_mounted_by_these_very_commands() {
             "iscsiadm -m iface -I default -o show".to_owned(),
             format!("{db} -o new"),
             format!("{db} --discover"),
+            format!(
+                "iscsiadm -m node -p 10.0.0.1:3260 -T {IQN} -I default -o update -n node.session.scan -v manual"
+            ),
             format!("iscsiadm -m node -p 10.0.0.1:3260 -T {IQN} -I default --login"),
             format!(
                 "iscsiadm -m node -p 10.0.0.1:3260 -T {IQN} -o update -n node.startup -v manual"
@@ -278,6 +281,7 @@ async fn chap_secrets_reach_iscsiadm_and_nobody_else() {
             "discovery.sendtargets.auth.authmethod -v CHAP",
             "discovery.sendtargets.auth.username -v du",
             "discovery.sendtargets.auth.password -v -dpw",
+            "node.session.scan -v manual",
             "node.session.auth.authmethod -v CHAP",
             "node.session.auth.username -v su",
             "node.session.auth.password -v spw",
@@ -315,7 +319,7 @@ async fn an_initiator_name_has_an_interface_of_its_own() {
         ]
     );
     assert!(
-        node.calls()[8].ends_with("-I 10.0.0.1:3260:pv --login"),
+        node.calls()[9].ends_with("-I 10.0.0.1:3260:pv --login"),
         "{:?}",
         node.calls()
     );

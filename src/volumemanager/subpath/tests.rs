@@ -435,7 +435,7 @@ async fn a_part_is_on_record_until_its_pod_is_unmounted() {
     let manager = world.manager(&store);
     let keys = || {
         let seen = store.snapshot();
-        let keys = seen.with_prefix::<crate::core::state::ObjectRecord>(kinds::SUB_PATHS.prefix);
+        let keys = seen.with_prefix::<crate::core::state::FactRecord>(kinds::SUB_PATHS.prefix);
         keys.map(|(key, _)| key.to_string()).collect::<Vec<_>>()
     };
     let at = manager

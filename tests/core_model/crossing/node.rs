@@ -575,6 +575,7 @@ impl World {
             reason: String::new(),
             message: String::new(),
             log_path: String::new(),
+            user: None,
         });
         status.sort();
         id

@@ -123,6 +123,7 @@ impl Fixture {
                 reason: String::new(),
                 message: String::new(),
                 log_path: String::new(),
+                user: None,
             });
         let status = PodStatus {
             name: "web".to_owned(),
